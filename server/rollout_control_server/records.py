@@ -1,0 +1,142 @@
+"""The objects of the protocol as msgspec structs, one for each schema of the spec, and what a writer hands a ledger.
+
+`tests/contract/test_parity.py` holds them against the spec's schemas and names every exception.
+"""
+
+import math
+from typing import Annotated, Final, Literal
+
+import msgspec
+from rollout_control_spec import MAX_LEDGER_BATCH
+
+__all__ = [
+    "CallFailure",
+    "CallRecord",
+    "CaptureCommit",
+    "LedgerBatchRequest",
+    "ParentLookup",
+    "RolloutManifest",
+    "RolloutRemoval",
+]
+
+MAX_INT: Final = 2**63 - 1
+
+Identifier = Annotated[str, msgspec.Meta(min_length=1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
+PositiveCount = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT)]
+# `$` alone lets a trailing newline through; the length does not.
+Sha256Hex = Annotated[str, msgspec.Meta(min_length=64, max_length=64, pattern=r"^[0-9a-f]{64}$")]
+
+
+class LedgerBatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of the retire and delete routes.
+
+    Attributes:
+        rollout_ids: 1 to 4096 rollout ids. The struct checks that they are strings; whether each is a rollout id is
+            decided later, with another status (spec, "The order of decisions").
+    """
+
+    rollout_ids: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_LEDGER_BATCH)]
+
+
+class RolloutRemoval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a retire or a delete found; each id of the batch is in one of the lists, in the batch's order.
+
+    Attributes:
+        removed: Ids that were not fenced and had at least one row, failure rows included.
+        absent: All other ids.
+    """
+
+    removed: list[str]
+    absent: list[str]
+
+
+class CallRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model call whose tokens are staged: a row of the manifest's `records`.
+
+    Lengths are in tokens, `admitted_at` in seconds of Unix time. The constructor checks how the fields fit together;
+    types, bounds and patterns are checked where a record is decoded, or recorded in a ledger.
+
+    Raises:
+        ValueError: The lengths do not add up, a root or a child has what only the other may have, or `admitted_at` is
+            not finite (spec, schema CallRecord).
+    """
+
+    schema_version: Literal[2] = 2
+    digest_version: Literal[2] = 2
+    extras_digest_version: Literal[1] = 1
+    model_call_id: Identifier
+    parent_call_id: Identifier | None
+    prev_len: Count
+    delta_len: PositiveCount
+    cum_len: Count
+    weight_version: Count
+    digest: Sha256Hex
+    extras_digest: Sha256Hex
+    staging_key: Identifier
+    mode: Literal["text", "token_in"]
+    chain_hash: Sha256Hex
+    cumulative_hash: Sha256Hex
+    response_id: Identifier
+    admitted_at: float | None
+    output_fingerprint: Sha256Hex | None
+    continuation_fingerprint: Sha256Hex | None
+    fingerprint_version: Count
+
+    def __post_init__(self) -> None:
+        if self.cum_len != self.prev_len + self.delta_len:
+            raise ValueError("cum_len must be prev_len + delta_len")
+        if self.parent_call_id is None:
+            if self.mode != "text" or self.prev_len != 0:
+                raise ValueError("a root (parent_call_id null) has mode 'text' and prev_len 0")
+        elif self.mode != "token_in" or self.prev_len == 0:
+            raise ValueError("a child (parent_call_id set) has mode 'token_in' and prev_len > 0")
+        if self.admitted_at is not None and not math.isfinite(self.admitted_at):
+            raise ValueError("admitted_at must be a finite number or null")
+
+
+class CallFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model call whose token capture did not complete: a row of the manifest's `failures`."""
+
+    schema_version: Literal[2] = 2
+    model_call_id: Identifier
+    reason: Identifier
+
+
+class RolloutManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rollout's ledger: its committed calls in commit order, and its failed ones."""
+
+    schema_version: Literal[2] = 2
+    rollout_id: str
+    records: list[CallRecord]
+    failures: list[CallFailure]
+
+
+class ParentLookup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a later request finds this call as its parent; never part of a manifest.
+
+    Attributes:
+        fingerprint: Fingerprint of the model-authored items of request and response together.
+        context_len: How many items the request had.
+        context_digest: Digest of those items.
+    """
+
+    fingerprint: Identifier
+    context_len: Count
+    context_digest: str
+
+
+class CaptureCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a model server hands the ledger for one call whose tokens are staged.
+
+    Attributes:
+        rollout_id: The rollout that the call belongs to.
+        record: The manifest's row.
+        staging_chain: The staging keys from the root to this call; empty when the writer keeps none.
+        lookup: How a later request finds this call as its parent; None when it never should.
+    """
+
+    rollout_id: str
+    record: CallRecord
+    staging_chain: tuple[Identifier, ...] = ()
+    lookup: ParentLookup | None = None

@@ -1,0 +1,94 @@
+"""The rollout-control protocol: the OpenAPI document, and what servers and clients must agree on beyond it.
+
+This package needs the standard library only. The server and the client both import it, and neither imports the
+other.
+"""
+
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Final
+
+__all__ = [
+    "CONTROL_ROUTE_PREFIX",
+    "MANIFEST_SCHEMA_VERSION",
+    "MAX_LEDGER_BATCH",
+    "RolloutControlError",
+    "RolloutRetiredError",
+    "openapi_yaml",
+    "unique_rollout_ids",
+    "validate_rollout_id",
+]
+
+CONTROL_ROUTE_PREFIX: Final = "/training-token-capture/control"
+"""The path that every operation begins with."""
+
+MAX_LEDGER_BATCH: Final = 4096
+"""How many rollout ids one request may carry."""
+
+MANIFEST_SCHEMA_VERSION: Final = 2
+"""The only `schema_version` of a manifest that there is."""
+
+_ROLLOUT_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,255}")
+_DOT_SEGMENTS: Final = frozenset({".", ".."})
+
+
+class RolloutControlError(RuntimeError):
+    """The root of everything that this project raises, on either side, for a reason other than a bad argument."""
+
+
+class RolloutRetiredError(LookupError):
+    """The rollout is retired: its manifest is gone, which is not the same as empty.
+
+    A LookupError and no RolloutControlError, as in Gym, so that code written for Gym's class goes on working.
+
+    Attributes:
+        rollout_id: The retired rollout.
+    """
+
+    def __init__(self, rollout_id: str) -> None:
+        super().__init__(rollout_id)
+        self.rollout_id = rollout_id
+
+    def __str__(self) -> str:
+        return f"rollout {self.rollout_id!r} is retired"
+
+
+def openapi_yaml() -> bytes:
+    """Returns the OpenAPI document, byte for byte as it was written."""
+    return files(__name__).joinpath("openapi.yaml").read_bytes()
+
+
+def validate_rollout_id(rollout_id: str) -> str:
+    """Returns the rollout id if it is one.
+
+    One to 255 ASCII letters, digits, `.`, `_` and `-`, and neither `.` nor `..`: those are dot segments, which URL
+    normalisation removes from a path (RFC 3986, section 5.2.4), so such a rollout could never be read back.
+
+    Raises:
+        TypeError: It is not a string.
+        ValueError: It is not a rollout id.
+    """
+    if not isinstance(rollout_id, str):
+        raise TypeError(f"a rollout id is a string, not {type(rollout_id).__name__}")
+    if _ROLLOUT_ID.fullmatch(rollout_id) is None or rollout_id in _DOT_SEGMENTS:
+        shown = rollout_id if len(rollout_id) <= 80 else rollout_id[:80] + "..."
+        raise ValueError(
+            f"invalid rollout id {shown!a} of {len(rollout_id)} characters: "
+            "use 1 to 255 ASCII letters, digits, '.', '_' and '-', and neither '.' nor '..'"
+        )
+    return rollout_id
+
+
+def unique_rollout_ids(rollout_ids: Sequence[str]) -> list[str]:
+    """Returns the ids of a batch, each once, in the order of their first appearance.
+
+    The whole batch is checked, so a caller that changes something afterwards changes nothing for a bad batch.
+
+    Raises:
+        TypeError: It is a bare string, which would be a sequence of one-character ids, or no iterable of strings.
+        ValueError: One of them is not a rollout id.
+    """
+    if isinstance(rollout_ids, str | bytes):
+        raise TypeError(f"rollout_ids is a sequence of ids; wrap a single one in a list: [{rollout_ids!r:.80}]")
+    return list(dict.fromkeys(validate_rollout_id(rollout_id) for rollout_id in rollout_ids))
