@@ -1,0 +1,1 @@
+"""A server for the rollout-control protocol, over pluggable capture ledgers."""

@@ -1,0 +1,152 @@
+"""What can go wrong on the server's side, and how a caller over HTTP is told.
+
+One tree, below the root that both sides share:
+
+    RolloutControlError (RuntimeError)
+    ├── LedgerError                     a ledger could not do what it was asked
+    │   ├── LedgerConflictError         (and ValueError) the call id holds something else already
+    │   ├── LedgerUnavailableError      the storage cannot answer now; the same call may work later
+    │   │   └── LedgerClosedError       this handle is closed
+    │   ├── LedgerCorruptError          the storage answered with something that cannot be true
+    │   └── LedgerRefusedError          this storage is not, or cannot be, a ledger of ours
+    └── RequestRefusedError             a request that the control plane does not carry out
+
+    RolloutRetiredError (LookupError)   the rollout is retired; shared with the client, from the spec package
+
+Bad arguments are plain ValueError and TypeError.
+"""
+
+import errno
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+import msgspec
+from rollout_control_spec import RolloutControlError, RolloutRetiredError
+
+__all__ = [
+    "LedgerClosedError",
+    "LedgerConflictError",
+    "LedgerCorruptError",
+    "LedgerError",
+    "LedgerRefusedError",
+    "LedgerUnavailableError",
+    "Problem",
+    "ProblemKind",
+    "RequestRefusedError",
+    "RolloutControlError",
+    "RolloutRetiredError",
+    "refusal_of",
+]
+
+
+class LedgerError(RolloutControlError):
+    """A ledger could not do what it was asked. What it had acknowledged before is untouched."""
+
+
+class LedgerConflictError(LedgerError, ValueError):
+    """The call id already holds another commit, or a failure row. Nothing was changed."""
+
+
+class LedgerUnavailableError(LedgerError):
+    """The ledger's storage cannot answer now: locked, full, read-only, gone, down. Nothing is half done.
+
+    Attributes:
+        retry_after_s: Whole seconds after which another attempt is reasonable.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class LedgerClosedError(LedgerUnavailableError):
+    """The ledger's handle is closed. Open another."""
+
+
+class LedgerCorruptError(LedgerError):
+    """The storage answered with something that no ledger of ours writes. A retry won't mend it."""
+
+
+class LedgerRefusedError(LedgerError):
+    """The storage is no ledger of ours, is newer than this program, or cannot be one. The message says what to do."""
+
+
+class ProblemKind(Enum):
+    """The kinds of problem document, as status, name in the document's `type`, and title.
+
+    Titles are written out: the reason phrases of `http.HTTPStatus` differ between Python versions.
+    """
+
+    INVALID_ROLLOUT_ID = (400, "invalid-rollout-id", "Invalid rollout id")
+    MALFORMED_BODY = (400, "malformed-body", "Malformed body")
+    UNAUTHORIZED = (401, "unauthorized", "Unauthorized")
+    NOT_FOUND = (404, "not-found", "Not found")
+    METHOD_NOT_ALLOWED = (405, "method-not-allowed", "Method not allowed")
+    REMOVAL_REFUSED = (409, "removal-refused", "Removal refused")
+    ROLLOUT_RETIRED = (410, "rollout-retired", "Rollout retired")
+    BODY_TOO_LARGE = (413, "body-too-large", "Body too large")
+    UNSUPPORTED_MEDIA_TYPE = (415, "unsupported-media-type", "Unsupported media type")
+    INVALID_BODY = (422, "invalid-body", "Invalid body")
+    INTERNAL = (500, "internal", "Internal error")
+    NOT_IMPLEMENTED = (501, "not-implemented", "Not implemented")
+    UNAVAILABLE = (503, "unavailable", "Ledger unavailable")
+
+    def __init__(self, status: int, slug: str, title: str) -> None:
+        self.status: Final = status
+        self.type: Final = f"urn:rollout-control:problem:{slug}"
+        self.title: Final = title
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """A problem document (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+@dataclass(eq=False)
+class RequestRefusedError(RolloutControlError):
+    """A request that the control plane answers with a problem document.
+
+    Attributes:
+        kind: Which kind of problem it is.
+        detail: What went wrong, and what to do about it; shown to the caller, so without internals and tokens.
+        headers: Further headers of the answer.
+    """
+
+    kind: ProblemKind
+    detail: str
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.kind.status} {self.kind.title}: {self.detail}"
+
+    def document(self) -> bytes:
+        """Returns the problem document as JSON."""
+        return msgspec.json.encode(Problem(self.kind.type, self.kind.title, self.kind.status, self.detail))
+
+
+def refusal_of(error: Exception) -> RequestRefusedError:
+    """Returns how a caller is told of an error that a ledger, ours or another's, has raised.
+
+    The rules are the wire contract's, "Served in Gym". Ids are validated before any ledger is asked, so a ValueError
+    of a ledger is the ledger's fault and no 400. A retired rollout is known by its class's name, because Gym has a
+    class of its own; other LookupErrors are damage.
+    """
+    if any(base.__name__ == "RolloutRetiredError" for base in type(error).__mro__):
+        return RequestRefusedError(ProblemKind.ROLLOUT_RETIRED, "the rollout is retired and its manifest is gone")
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return RequestRefusedError(
+            ProblemKind.INVALID_ROLLOUT_ID, "the rollout id is longer than this server's ledger can store"
+        )
+    if isinstance(error, LedgerUnavailableError | OSError):
+        retry_after_s = error.retry_after_s if isinstance(error, LedgerUnavailableError) else 1
+        return RequestRefusedError(
+            ProblemKind.UNAVAILABLE,
+            "the ledger's storage cannot answer now, and nothing was half done; try again",
+            {"Retry-After": str(retry_after_s)},
+        )
+    return RequestRefusedError(ProblemKind.INTERNAL, "the ledger failed, and the server's log says how")
