@@ -1,0 +1,288 @@
+"""The control routes, and how they are installed in an application.
+
+The name of the module, and the names in it, are those of `nemo_gym.token_id_capture.control_routes`.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+from litestar import Litestar, Request, Response, asgi, get, post
+from litestar.connection import ASGIConnection
+from litestar.enums import MediaType, ScopeType
+from litestar.exceptions import InternalServerException
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
+from litestar.types import ASGIApp, Receive, Scope, Send
+from rollout_control_spec import (
+    CONTROL_ROUTE_PREFIX,
+    MAX_LEDGER_BATCH,
+    unique_rollout_ids,
+    validate_rollout_id,
+)
+
+from rollout_control_server.auth import BearerToken
+from rollout_control_server.errors import ProblemKind, RequestRefusedError
+from rollout_control_server.problems import EXCEPTION_HANDLERS, problem_response, told
+from rollout_control_server.records import LedgerBatchRequest, RolloutRemoval
+
+if TYPE_CHECKING:
+    from rollout_control_client import RolloutControlClient
+
+__all__ = [
+    "CONTROL_ROUTE_PREFIX",
+    "MAX_LEDGER_BATCH",
+    "LedgerBatchRequest",
+    "RolloutControlClient",
+    "install_rollout_control_routes",
+]
+
+T = TypeVar("T")
+
+RefuseRemoval = Callable[[], str | Awaitable[str | None] | None]
+"""Returns why retire and delete are refused for now, or None; plain or async."""
+
+BODY_LIMIT: Final = 8 * 2**20
+"""Bytes of a body; 4096 of the longest ids take 6.3 MB when each character is written as an escape."""
+
+_REMOVALS: Final = ("retire", "delete")
+_BATCH_DECODER: Final = msgspec.json.Decoder(LedgerBatchRequest)
+
+
+def install_rollout_control_routes(
+    app: Any,
+    lineage_store: Any,
+    auth_token: str,
+    refuse_removal: RefuseRemoval | None = None,
+) -> None:
+    """Installs the manifest, retire and delete routes, protected by a bearer token, below `CONTROL_ROUTE_PREFIX`.
+
+    Everything below the prefix is answered here, errors included; the application's own routes, schema, exception
+    handlers and logging stay as they are. No lifespan is needed.
+
+    Args:
+        app: A Litestar, Starlette or FastAPI application.
+        lineage_store: The ledger: a CaptureLedger of ours, or an object of another make with a coroutine `manifest`,
+            and perhaps `retire` and `delete`; the operations that it lacks are 501.
+        auth_token: The secret that a request must carry.
+        refuse_removal: Asked before each retire and delete. A reason refuses it for now, with 409, and the caller
+            retries later.
+
+    Raises:
+        TypeError: `app` is of another kind.
+        ValueError: The token is empty or cannot be sent in a header, or the application has control routes already.
+    """
+    control = control_application(lineage_store, auth_token, refuse_removal)
+    mount = _mounting(app)
+    if any(str(getattr(route, "path", "")).startswith(CONTROL_ROUTE_PREFIX) for route in app.routes):
+        raise ValueError(f"this application already has routes below {CONTROL_ROUTE_PREFIX}; install them once")
+    mount(control)
+
+
+def _mounting(app: Any) -> Callable[[ASGIApp], object]:
+    if isinstance(app, Litestar):
+        litestar_app = app
+        return lambda control: litestar_app.register(
+            asgi(CONTROL_ROUTE_PREFIX, is_mount=True, copy_scope=True)(_as_handler(control))
+        )
+    # By name: neither Starlette nor FastAPI is a dependency.
+    if any(base.__name__ == "Starlette" and base.__module__.startswith("starlette.") for base in type(app).__mro__):
+        return lambda control: app.mount(CONTROL_ROUTE_PREFIX, control)
+    raise TypeError(
+        f"control routes are installed in a Litestar, Starlette or FastAPI application, not in {type(app).__name__}"
+    )
+
+
+def _as_handler(control: ASGIApp) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    async def rollout_control(scope: Scope, receive: Receive, send: Send) -> None:
+        await control(scope, receive, send)
+
+    return rollout_control
+
+
+def control_application(ledger: Any, auth_token: str, refuse_removal: RefuseRemoval | None) -> ASGIApp:
+    """Returns the ASGI application that answers everything below the prefix, wherever it is mounted.
+
+    It makes the first decision of the spec's order, authentication, on the bare request, and hands the rest to an
+    inner Litestar application that sees nothing but method, path and the headers that describe the body.
+
+    Raises:
+        TypeError: The token is no string.
+        ValueError: The token is empty or cannot be sent in a header.
+    """
+    token = BearerToken(auth_token)
+    inner = _routes(ledger, refuse_removal)
+
+    async def control(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != ScopeType.HTTP:
+            await send({"type": "websocket.close", "code": 1008, "reason": "the control plane speaks HTTP"})
+            return
+        try:
+            token.check(scope["headers"])
+            path = _path_below_prefix(scope)
+        except RequestRefusedError as refusal:
+            await problem_response(refusal)(scope, receive, send)
+            return
+        inner_scope: Any = {
+            **scope,
+            "path": path,
+            "root_path": "",
+            "query_string": b"",
+            # A host's own state, and headers that could make Litestar refuse or log a request, stay outside.
+            "state": {},
+            "headers": [header for header in scope["headers"] if header[0].startswith(b"content-")],
+            # Litestar answers OPTIONS by itself; the protocol has no such method.
+            "method": "TRACE" if scope["method"] == "OPTIONS" else scope["method"],
+        }
+        await inner(inner_scope, receive, send)
+
+    return control
+
+
+def _path_below_prefix(scope: Scope) -> str:
+    """Returns the path relative to the prefix, whichever part of it a host or a proxy has moved to `root_path`.
+
+    Raises:
+        RequestRefusedError: 404, for what path normalisation or decoding would make another path of: an encoded
+            slash, an empty segment, a trailing slash.
+    """
+    head, prefix, tail = scope["path"].partition(CONTROL_ROUTE_PREFIX)
+    path = tail if prefix else head
+    raw_path = scope.get("raw_path") or b""
+    if b"%2f" in raw_path.lower() or "//" in path or path.endswith("/"):
+        raise RequestRefusedError(ProblemKind.NOT_FOUND, "the control plane has no such path")
+    return path or "/"
+
+
+def _routes(ledger: Any, refuse_removal: RefuseRemoval | None) -> Litestar:
+    """Returns the Litestar application of the operations, with paths relative to the prefix."""
+
+    # Litestar prefers a fixed segment to a parameter and never turns back, so that rollouts with the name of an
+    # operation would have no manifest.
+    @get(
+        ["/rollouts/{rollout_id:str}/manifest", *(f"/rollouts/{name}/manifest" for name in _REMOVALS)],
+        media_type=MediaType.JSON,
+    )
+    async def manifest(scope: Scope) -> Response[bytes]:
+        rollout_id = _valid(validate_rollout_id, scope["path"].split("/")[2])
+        try:
+            answer = await ledger.manifest(rollout_id)
+            return _json(answer if isinstance(answer, bytes) else msgspec.json.encode(answer))
+        except Exception as error:
+            raise told(error, f"manifest of rollout {rollout_id!r}") from error
+
+    async def remove(operation: str, request: Request[Any, Any, Any]) -> Response[bytes]:
+        rollout_ids = _valid(unique_rollout_ids, _batch_of(await _body_of(request)).rollout_ids)
+        removal = getattr(ledger, operation, None)
+        if removal is None:
+            raise RequestRefusedError(
+                ProblemKind.NOT_IMPLEMENTED, f"this server's ledger has no operation {operation!r}"
+            )
+        await _ask_to_remove(refuse_removal)
+        try:
+            return _json(msgspec.json.encode(_removal_of(await removal(rollout_ids))))
+        except Exception as error:
+            raise told(error, f"{operation} of {len(rollout_ids)} rollouts") from error
+
+    @post("/rollouts/retire", guards=[_check_media_type], status_code=200)
+    async def retire(request: Request[Any, Any, Any]) -> Response[bytes]:
+        return await remove("retire", request)
+
+    @post("/rollouts/delete", guards=[_check_media_type], status_code=200)
+    async def delete(request: Request[Any, Any, Any]) -> Response[bytes]:
+        return await remove("delete", request)
+
+    return Litestar(
+        [manifest, retire, delete],
+        debug=False,
+        openapi_config=None,
+        # Otherwise Litestar replaces the root logger's handlers, which are the host's.
+        logging_config=None,
+        request_max_body_size=BODY_LIMIT,
+        exception_handlers=EXCEPTION_HANDLERS,
+    )
+
+
+async def _check_media_type(request: ASGIConnection[Any, Any, Any, Any], _: object) -> None:
+    """Refuses a body that is not plain `application/json`, before it is read."""
+    media_type, _separator, parameters = request.headers.get("content-type", "").partition(";")
+    if media_type.strip().lower() != "application/json" or "charset=" in parameters.replace("utf-8", "").lower():
+        raise RequestRefusedError(
+            ProblemKind.UNSUPPORTED_MEDIA_TYPE, "send the body as 'Content-Type: application/json', in UTF-8"
+        )
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise RequestRefusedError(
+            ProblemKind.UNSUPPORTED_MEDIA_TYPE, "send the body as it is, without a Content-Encoding"
+        )
+
+
+async def _body_of(request: Request[Any, Any, Any]) -> bytes:
+    try:
+        return await request.body()
+    except RequestEntityTooLarge as error:
+        raise RequestRefusedError(
+            ProblemKind.BODY_TOO_LARGE, f"a body may have {BODY_LIMIT} bytes; send fewer rollout ids at once"
+        ) from error
+    except InternalServerException as error:
+        # Litestar's word for a client that went away; nobody reads the answer.
+        raise RequestRefusedError(ProblemKind.MALFORMED_BODY, "the body ended before it was whole") from error
+
+
+def _batch_of(body: bytes) -> LedgerBatchRequest:
+    try:
+        return _BATCH_DECODER.decode(body)
+    except msgspec.ValidationError as error:
+        # The decoder stops at the first rule that is broken, which can come before the place where the JSON is.
+        _check_json(body)
+        raise RequestRefusedError(ProblemKind.INVALID_BODY, str(error)) from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _malformed(error) from error
+
+
+def _check_json(body: bytes) -> None:
+    try:
+        msgspec.json.decode(body)
+    except msgspec.ValidationError:
+        return  # JSON with a number that no float can hold
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _malformed(error) from error
+
+
+def _malformed(error: Exception) -> RequestRefusedError:
+    return RequestRefusedError(ProblemKind.MALFORMED_BODY, f"the body is not JSON in UTF-8: {error}")
+
+
+def _valid(check: Callable[[Any], T], ids: object) -> T:
+    try:
+        return check(ids)
+    except ValueError as error:
+        raise RequestRefusedError(ProblemKind.INVALID_ROLLOUT_ID, str(error)) from error
+
+
+async def _ask_to_remove(refuse_removal: RefuseRemoval | None) -> None:
+    if refuse_removal is None:
+        return
+    reason = refuse_removal()
+    if inspect.isawaitable(reason):
+        reason = await reason
+    if reason is not None:
+        raise RequestRefusedError(ProblemKind.REMOVAL_REFUSED, reason)
+
+
+def _removal_of(answer: Any) -> RolloutRemoval:
+    """Returns a ledger's answer as exactly the fields of the wire; another's ledger answers with a plain dict."""
+    if isinstance(answer, RolloutRemoval):
+        return answer
+    return RolloutRemoval(removed=list(answer["removed"]), absent=list(answer["absent"]))
+
+
+def _json(body: bytes) -> Response[bytes]:
+    return Response(body, media_type=MediaType.JSON)
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the client when it is asked for: a server has no other need of it."""
+    if name == "RolloutControlClient":
+        return import_module("rollout_control_client").RolloutControlClient
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
