@@ -1,0 +1,39 @@
+"""The client of the rollout-control protocol, for trainers.
+
+RolloutControlClient does the work; what it raises is in `rollout_control_client.errors`.
+"""
+
+from rollout_control_spec import CONTROL_ROUTE_PREFIX, MAX_LEDGER_BATCH
+
+from rollout_control_client._generated.models import CallFailure, CallRecord, RolloutManifest, RolloutRemoval
+from rollout_control_client.client import RolloutControlClient
+from rollout_control_client.errors import (
+    ContractBrokenError,
+    PartialRemoval,
+    RemovalRefusedError,
+    RequestFailedError,
+    RequestTimedOutError,
+    RolloutControlError,
+    RolloutRetiredError,
+    ServerUnreachableError,
+    ServiceUnavailableError,
+)
+
+__all__ = [
+    "CONTROL_ROUTE_PREFIX",
+    "MAX_LEDGER_BATCH",
+    "CallFailure",
+    "CallRecord",
+    "ContractBrokenError",
+    "PartialRemoval",
+    "RemovalRefusedError",
+    "RequestFailedError",
+    "RequestTimedOutError",
+    "RolloutControlClient",
+    "RolloutControlError",
+    "RolloutManifest",
+    "RolloutRemoval",
+    "RolloutRetiredError",
+    "ServerUnreachableError",
+    "ServiceUnavailableError",
+]

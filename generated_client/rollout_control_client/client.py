@@ -1,0 +1,288 @@
+"""RolloutControlClient: what a trainer asks of a model server's capture ledgers."""
+
+import asyncio
+import math
+import ssl
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from functools import partial
+from itertools import islice
+from types import TracebackType
+from typing import Protocol, Self
+from urllib.request import getproxies
+
+import httpx
+from rollout_control_spec import MAX_LEDGER_BATCH, RolloutRetiredError, unique_rollout_ids, validate_rollout_id
+
+from rollout_control_client._exchange import exchange
+from rollout_control_client._generated import AuthenticatedClient
+from rollout_control_client._generated.api.control import delete_rollouts, get_rollout_manifest, retire_rollouts
+from rollout_control_client._generated.models import LedgerBatchRequest, RolloutManifest, RolloutRemoval
+from rollout_control_client.errors import PartialRemoval, RequestFailedError
+
+__all__ = ["RolloutControlClient"]
+
+
+class _Removal(Protocol):
+    """What the generated modules of retire and delete have in common."""
+
+    def build_request(self, body: LedgerBatchRequest, *, client: AuthenticatedClient) -> httpx.Request: ...
+
+    def parse_response(self, response: httpx.Response) -> RolloutRemoval: ...
+
+
+class RolloutControlClient:
+    """Reads and removes the capture ledgers of a model server, from the trainer's side.
+
+        async with RolloutControlClient("http://model-server:8000", token, request_timeout_s=30) as client:
+            manifest = await client.manifest("train-0007.sample-3")
+            await client.retire(["train-0007.sample-3"])
+
+    Connection failures and the status 503 are retried within `request_timeout_s`, and repeating an operation is safe:
+    ids that a lost first attempt removed are then reported as `absent`.
+
+    A client can be made anywhere, also where no event loop runs. Any number of tasks may share it. It keeps the
+    connections of one event loop: when it is used in another, as by a second `asyncio.run`, it opens new ones there.
+
+    Args:
+        base_url: Where the control plane is served, an http or https URL. It may have a path, and end in slashes.
+        auth_token: The secret that is sent as bearer token.
+        request_timeout_s: Seconds that one whole request may take, with all its retries.
+        transport: What sends the requests instead of a connection to `base_url`, for instance an `httpx.ASGITransport`
+            in a test. It is closed with the client.
+
+    Raises:
+        ValueError: `base_url` is no http or https URL, the token is empty or cannot be sent in a header, or the timeout
+            is not a finite number over 0.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        auth_token: str,
+        request_timeout_s: float,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        url = _checked_url(base_url)
+        _check_token(auth_token)
+        if not (math.isfinite(request_timeout_s) and request_timeout_s > 0):
+            raise ValueError(f"request_timeout_s is a finite number of seconds over 0, not {request_timeout_s!r}")
+        self._request_timeout_s = request_timeout_s
+        # A closure, so that the token is in no attribute and in no repr.
+        self._connect: Callable[[], AuthenticatedClient] = lambda: _connect(url, auth_token, transport)
+        self._http: AuthenticatedClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    async def manifest(self, rollout_id: str) -> RolloutManifest:
+        """Returns the rollout's manifest; empty if the rollout never recorded a call (spec, getRolloutManifest).
+
+        Raises:
+            ValueError: It is not a rollout id.
+            RolloutRetiredError: The rollout is retired.
+            RequestFailedError: The request was not done.
+        """
+        http = self._connected()
+        request = get_rollout_manifest.build_request(validate_rollout_id(rollout_id), client=http)
+        try:
+            return await exchange(http, request, partial(_read_manifest, rollout_id), self._request_timeout_s)
+        except RequestFailedError as error:
+            if error.status == 410:
+                raise RolloutRetiredError(rollout_id) from error
+            raise
+
+    def manifests(
+        self, rollout_ids: Sequence[str], *, max_concurrency: int = 32
+    ) -> AsyncGenerator[tuple[str, RolloutManifest | RolloutRetiredError], None]:
+        """Iterates over the manifests of many rollouts, each as soon as it has arrived.
+
+            async for rollout_id, outcome in client.manifests(rollout_ids):
+                ...
+
+        Each id comes exactly once, with its manifest or, if the rollout is retired, with the error that says so. Any
+        other failure is raised at once. When the iteration ends, for whatever reason, no request is left running; a
+        loop that may be left early closes the iterator itself, with `contextlib.aclosing`.
+
+        Args:
+            rollout_ids: The rollouts; repeated ids count once. They are checked before this method returns.
+            max_concurrency: How many requests run at a time. At most twice as many manifests are held in memory.
+
+        Raises:
+            TypeError: `rollout_ids` is no sequence of strings.
+            ValueError: One of them is not a rollout id, or `max_concurrency` is less than 1.
+            RequestFailedError: While iterating: a request was not done.
+        """
+        if max_concurrency < 1:
+            raise ValueError(f"max_concurrency is at least 1, not {max_concurrency}")
+        return self._as_they_arrive(unique_rollout_ids(rollout_ids), max_concurrency)
+
+    async def _as_they_arrive(
+        self, rollout_ids: Iterable[str], max_concurrency: int
+    ) -> AsyncGenerator[tuple[str, RolloutManifest | RolloutRetiredError], None]:
+        waiting = iter(rollout_ids)
+        running: set[asyncio.Task[tuple[str, RolloutManifest | RolloutRetiredError]]] = set()
+
+        def start(count: int) -> None:
+            running.update(asyncio.create_task(self._outcome(rollout_id)) for rollout_id in islice(waiting, count))
+
+        try:
+            start(max_concurrency)
+            while running:
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                outcomes = [task.result() for task in done]
+                running.difference_update(done)
+                start(len(done))
+                for outcome in outcomes:
+                    yield outcome
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _outcome(self, rollout_id: str) -> tuple[str, RolloutManifest | RolloutRetiredError]:
+        try:
+            return rollout_id, await self.manifest(rollout_id)
+        except RolloutRetiredError as retired:
+            return rollout_id, retired
+
+    async def retire(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
+        """Removes the ledgers and fences the ids, so that no late write starts a new one (spec, retireRollouts).
+
+        More than 4096 ids are sent as several requests, each with its own `request_timeout_s`, one after another.
+
+        Args:
+            rollout_ids: The rollouts; repeated ids count once. All are checked before anything is sent.
+
+        Raises:
+            TypeError: `rollout_ids` is no sequence of strings.
+            ValueError: One of them is not a rollout id.
+            RemovalRefusedError: The server removes nothing for now.
+            RequestFailedError: A request was not done; `partial_removal` says what those before it did.
+        """
+        return await self._remove(retire_rollouts, rollout_ids)
+
+    async def delete(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
+        """Removes the ledgers and the fences, so that the ids can be used again (spec, deleteRollouts).
+
+        It protects from no late write; `retire` does. Many ids, and failures, are handled as by `retire`.
+
+        Args:
+            rollout_ids: The rollouts; repeated ids count once. All are checked before anything is sent.
+
+        Raises:
+            TypeError: `rollout_ids` is no sequence of strings.
+            ValueError: One of them is not a rollout id.
+            RemovalRefusedError: The server removes nothing for now.
+            RequestFailedError: A request was not done; `partial_removal` says what those before it did.
+        """
+        return await self._remove(delete_rollouts, rollout_ids)
+
+    async def _remove(self, operation: _Removal, rollout_ids: Sequence[str]) -> RolloutRemoval:
+        http = self._connected()
+        unsent = unique_rollout_ids(rollout_ids)
+        finished = RolloutRemoval(removed=[], absent=[])
+        while unsent:
+            batch, unsent = unsent[:MAX_LEDGER_BATCH], unsent[MAX_LEDGER_BATCH:]
+            request = operation.build_request(LedgerBatchRequest(rollout_ids=batch), client=http)
+            read = partial(_read_removal, operation, batch)
+            try:
+                removal = await exchange(http, request, read, self._request_timeout_s)
+            except RequestFailedError as error:
+                error.partial_removal = PartialRemoval(finished=finished, unconfirmed=batch, unsent=unsent)
+                raise
+            finished = RolloutRemoval(
+                removed=finished.removed + removal.removed, absent=finished.absent + removal.absent
+            )
+        return finished
+
+    def _connected(self) -> AuthenticatedClient:
+        """Returns the httpx client of the running loop."""
+        if self._closed:
+            raise RuntimeError("this RolloutControlClient is closed")
+        loop = asyncio.get_running_loop()
+        if self._http is None or self._loop is not loop:
+            # Connections are bound to their loop. Those of another one cannot be closed from here; they are dropped.
+            self._http, self._loop = self._connect(), loop
+        return self._http
+
+    async def aclose(self) -> None:
+        """Closes the connections. The client cannot be used afterwards."""
+        self._closed = True
+        if self._http is not None and self._loop is asyncio.get_running_loop():
+            await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def _read_manifest(rollout_id: str, response: httpx.Response) -> RolloutManifest:
+    manifest = get_rollout_manifest.parse_response(response)
+    if manifest.rollout_id != rollout_id:
+        raise ValueError(f"the manifest is that of {manifest.rollout_id!r}")
+    return manifest
+
+
+def _read_removal(operation: _Removal, batch: Sequence[str], response: httpx.Response) -> RolloutRemoval:
+    removal = operation.parse_response(response)
+    if sorted(removal.removed + removal.absent) != sorted(batch):
+        raise ValueError("the answer does not name each id of the request exactly once")
+    return removal
+
+
+def _connect(url: httpx.URL, auth_token: str, transport: httpx.AsyncBaseTransport | None) -> AuthenticatedClient:
+    return AuthenticatedClient(
+        str(url),
+        auth_token,
+        transport=transport,
+        # `request_timeout_s` bounds the whole request; httpx's own timeouts are for each of its phases.
+        timeout=None,
+        # Callers decide how many requests run at a time; none of them should wait for a connection, or lose it.
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        verify=_tls(url),
+    )
+
+
+def _tls(url: httpx.URL) -> ssl.SSLContext | bool:
+    """Returns httpx's default for https, and what trusts nobody where TLS is not used.
+
+    To load the certificates takes longer than everything else about a client. A proxy may speak TLS, too.
+    """
+    if url.scheme == "https" or getproxies():
+        return True
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _checked_url(base_url: str) -> httpx.URL:
+    """Returns the URL, if the operations' paths can follow it.
+
+    The message does not show it whole, because it may hold a password.
+    """
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"base_url is no URL: {error}") from None
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ValueError(
+            f"base_url is an http:// or https:// URL with a host; its scheme is {url.scheme!r}, its host {url.host!r}"
+        )
+    if url.userinfo or url.query or url.fragment:
+        raise ValueError("base_url has no user, query or fragment; the token alone says who asks")
+    return url
+
+
+def _check_token(auth_token: str) -> None:
+    """Checks that the token arrives as it is: header values are ASCII here, and lose the spaces around them.
+
+    No message shows the token.
+    """
+    if not isinstance(auth_token, str):
+        raise TypeError(f"auth_token is a string, not {type(auth_token).__name__}")
+    if not auth_token:
+        raise ValueError("auth_token is empty")
+    if not (auth_token.isascii() and auth_token.isprintable() and auth_token == auth_token.strip()):
+        raise ValueError("auth_token is printable ASCII without spaces around it")
