@@ -1,0 +1,63 @@
+"""A Gym model server of the test's own: with an inference worker, an agent, and a trainer's client."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from gym_model_server import TOKEN, build_app, capture_settings, gym_http_client, serving
+from inference_worker import InferenceWorker
+from rollout_agent import Agent
+from rollout_control_client import RolloutControlClient
+
+
+@pytest.fixture(autouse=True)
+def control_token(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("NEMO_GYM_TOKEN_CAPTURE_CONTROL_TOKEN", TOKEN)
+    return TOKEN
+
+
+@pytest.fixture
+async def worker() -> AsyncGenerator[InferenceWorker, None]:
+    worker = InferenceWorker()
+    async with gym_http_client(), serving(worker.app) as worker.url:
+        yield worker
+
+
+@pytest.fixture
+async def start_gym(worker: InferenceWorker) -> AsyncGenerator[Callable[..., Awaitable[str]], None]:
+    """`await start_gym(ledger_url)` serves a Gym model server in this process, until the test ends."""
+    async with AsyncExitStack() as stack:
+
+        async def start(ledger_url: str, *, num_workers: int = 1, **options: Any) -> str:
+            app = build_app(worker.url, capture_settings(ledger_url, **options), num_workers)
+            return await stack.enter_async_context(serving(app))
+
+        yield start
+
+
+@pytest.fixture
+async def make_agent() -> AsyncGenerator[Callable[..., Agent], None]:
+    async with httpx.AsyncClient(timeout=60) as http:
+        yield lambda rollout_id, *workers: Agent(list(workers), rollout_id, http)
+
+
+@pytest.fixture
+async def connect(control_token: str) -> AsyncGenerator[Callable[[str], RolloutControlClient], None]:
+    """`connect(base_url)` makes a trainer's client of ours."""
+    async with AsyncExitStack() as stack:
+        clients: list[RolloutControlClient] = []
+
+        def make(base_url: str) -> RolloutControlClient:
+            clients.append(RolloutControlClient(base_url, control_token, request_timeout_s=20))
+            stack.push_async_callback(clients[-1].aclose)
+            return clients[-1]
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def peer_vectors() -> Path:
+    return Path(__file__).parents[1] / "peer_vectors"
