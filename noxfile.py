@@ -12,6 +12,7 @@ nox.options.error_on_external_run = True
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 ROOT = Path(__file__).parent
+SPEC = "spec/rollout_control_spec/openapi.yaml"
 REDOCLY = "@redocly/cli@2.11.0"
 GENERATE = "generated_client/rollout_control_client/_codegen/generate.py"
 
@@ -50,11 +51,13 @@ def lint(session: nox.Session) -> None:
     session.install(*dependency_group("lint"), "msgspec")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
-    session.run("openapi-spec-validator", "spec/rollout_control_spec/openapi.yaml")
+    session.run("openapi-spec-validator", SPEC)
     session.run("yamllint", "--strict", "spec")
     node_modules = session.create_tmp()
     session.run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", node_modules, REDOCLY)
-    session.run(f"{node_modules}/node_modules/.bin/redocly", "lint", "spec/rollout_control_spec/openapi.yaml", external=True)
+    session.run(
+        f"{node_modules}/node_modules/.bin/redocly", "lint", "spec/rollout_control_spec/openapi.yaml", external=True
+    )
     session.run("lint-imports", env={"PYTHONPATH": "spec:server:generated_client"})
 
 

@@ -1,0 +1,74 @@
+"""The command `rollout-control`."""
+
+import asyncio
+import os
+import sys
+from importlib.metadata import version
+from typing import Final
+
+import click
+
+from rollout_control_server.app import create_app
+from rollout_control_server.demo import run_demo
+from rollout_control_server.errors import LedgerRefusedError
+from rollout_control_server.ledger import CaptureLedger, open_ledger
+from rollout_control_server.serving import AUTH_TOKEN_VARIABLE, run_server
+
+DEFAULT_LEDGER: Final = "memory://"
+
+ledger_option = click.option(
+    "--ledger",
+    "ledger_url",
+    metavar="URL",
+    default=DEFAULT_LEDGER,
+    show_default=True,
+    help="The ledger: memory://.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version("rollout-control"))
+def rollout_control() -> None:
+    """The control plane between model servers and trainers: read, retire and delete capture ledgers."""
+
+
+@rollout_control.command()
+@ledger_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
+def serve(ledger_url: str, host: str, port: int) -> None:
+    """Serve the control plane until SIGINT or SIGTERM.
+
+    The bearer token is read from the environment variable ROLLOUT_CONTROL_AUTH_TOKEN.
+    """
+    auth_token = os.environ.get(AUTH_TOKEN_VARIABLE, "")
+    if not auth_token:
+        raise click.UsageError(f"set {AUTH_TOKEN_VARIABLE} to the bearer token that trainers send")
+    ledger = ledger_of(ledger_url)
+    try:
+        app = create_app(ledger, auth_token)
+    except ValueError as error:
+        raise click.UsageError(f"{AUTH_TOKEN_VARIABLE}: {error}") from error
+    try:
+        run_server(app, host, port, on_listening=lambda url: click.echo(f"serving {ledger_url} on {url}", err=True))
+    except OSError as error:
+        raise click.ClickException(f"cannot listen on {host}:{port}: {error}") from error
+
+
+@rollout_control.command()
+@ledger_option
+@click.option("--rollouts", default=300, show_default=True, type=click.IntRange(10, 4096), help="How many to make up.")
+def demo(ledger_url: str, rollouts: int) -> None:
+    """Show the whole life of rollouts: a model server records them, a trainer reads and retires them.
+
+    Exits with 1 if anything is not as the contract says.
+    """
+    sys.exit(asyncio.run(run_demo(ledger_url, rollouts)))
+
+
+def ledger_of(url: str) -> CaptureLedger:
+    """Opens the ledger of a URL that somebody typed."""
+    try:
+        return open_ledger(url)
+    except (ValueError, LedgerRefusedError) as error:
+        raise click.BadParameter(str(error), param_hint="--ledger") from error

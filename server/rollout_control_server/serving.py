@@ -1,0 +1,75 @@
+"""Running an application on a socket of this process."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import uvicorn
+from litestar.types import ASGIApp
+
+__all__ = ["AUTH_TOKEN_VARIABLE", "run_server"]
+
+AUTH_TOKEN_VARIABLE: Final = "ROLLOUT_CONTROL_AUTH_TOKEN"
+"""The environment variable that holds the bearer token; a command line would show it to everybody."""
+
+
+class _AnnouncingServer(uvicorn.Server):
+    """Says when connections are accepted, which is later than the socket is bound."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.should_exit:
+            self._announce()
+
+
+def run_server(
+    app: ASGIApp,
+    host: str,
+    port: int,
+    *,
+    on_listening: Callable[[str], None],
+    until: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Serves an application until SIGINT or SIGTERM, then finishes what it has begun.
+
+    Args:
+        app: The application; its lifespan is run.
+        host: The name or address to listen on.
+        port: The port; 0 takes a free one.
+        on_listening: Called once with the base URL when connections are accepted.
+        until: Serves until this returns, besides the signals.
+
+    Raises:
+        OSError: The address cannot be listened on.
+    """
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    with socket.create_server(address[:2], family=family) as listener:
+        bound_host, bound_port = listener.getsockname()[:2]
+        shown_host = f"[{bound_host}]" if family == socket.AF_INET6 else bound_host
+        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="on")
+        server = _AnnouncingServer(config, lambda: on_listening(f"http://{shown_host}:{bound_port}"))
+
+        async def serve() -> None:
+            stopper: asyncio.Task[Any] | None = None
+            if until is not None:
+                stopper = asyncio.ensure_future(_stop_after(until, server))
+            await server.serve(sockets=[listener])
+            if stopper is not None:
+                stopper.cancel()
+
+        # uvicorn raises the signal that ended it once more, after everything is closed.
+        with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(serve())
+
+
+async def _stop_after(until: Callable[[], Awaitable[None]], server: uvicorn.Server) -> None:
+    try:
+        await until()
+    finally:
+        server.should_exit = True
