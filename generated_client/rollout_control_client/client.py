@@ -234,31 +234,31 @@ def _read_removal(operation: _Removal, batch: Sequence[str], response: httpx.Res
     return removal
 
 
-def _connect(url: httpx.URL, auth_token: str, transport: httpx.AsyncBaseTransport | None) -> AuthenticatedClient:
+def _connect(base_url: str, auth_token: str, transport: httpx.AsyncBaseTransport | None) -> AuthenticatedClient:
     return AuthenticatedClient(
-        str(url),
+        base_url,
         auth_token,
         transport=transport,
         # `request_timeout_s` bounds the whole request; httpx's own timeouts are for each of its phases.
         timeout=None,
         # Callers decide how many requests run at a time; none of them should wait for a connection, or lose it.
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-        verify=_tls(url),
+        verify=_tls(base_url),
     )
 
 
-def _tls(url: httpx.URL) -> ssl.SSLContext | bool:
+def _tls(base_url: str) -> ssl.SSLContext | bool:
     """Returns httpx's default for https, and what trusts nobody where TLS is not used.
 
     To load the certificates takes longer than everything else about a client. A proxy may speak TLS, too.
     """
-    if url.scheme == "https" or getproxies():
+    if base_url.startswith("https:") or getproxies():
         return True
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def _checked_url(base_url: str) -> httpx.URL:
-    """Returns the URL, if the operations' paths can follow it.
+def _checked_url(base_url: str) -> str:
+    """Returns the URL without slashes at its end, if the operations' paths can follow it.
 
     The message does not show it whole, because it may hold a password.
     """
@@ -270,9 +270,9 @@ def _checked_url(base_url: str) -> httpx.URL:
         raise ValueError(
             f"base_url is an http:// or https:// URL with a host; its scheme is {url.scheme!r}, its host {url.host!r}"
         )
-    if url.userinfo or url.query or url.fragment:
-        raise ValueError("base_url has no user, query or fragment; the token alone says who asks")
-    return url
+    if url.userinfo or "?" in base_url or "#" in base_url:
+        raise ValueError("base_url has no user, query or fragment; who asks is said by the token alone")
+    return str(url).rstrip("/")
 
 
 def _check_token(auth_token: str) -> None:

@@ -30,8 +30,12 @@ class LoopbackServer:
     script: list[Answer]
     base_url: str = ""
     requests: list[Request] = field(default_factory=list)
+    connections: int = 0
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.tasks.add(asyncio.current_task())
         try:
             while True:
                 request = await _read_request(reader)
@@ -42,8 +46,8 @@ class LoopbackServer:
                     return
                 writer.write(answer)
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.CancelledError, asyncio.IncompleteReadError, ConnectionError):
+            pass  # The test is over, or the client has gone.
         finally:
             writer.close()
 
@@ -67,7 +71,12 @@ Serve = Callable[..., Awaitable[LoopbackServer]]
 Connect = Callable[..., RolloutControlClient]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
+def token() -> str:
+    return TOKEN
+
+
+@pytest.fixture(scope="session")
 def answer() -> Callable[..., bytes]:
     return http_answer
 
@@ -75,18 +84,21 @@ def answer() -> Callable[..., bytes]:
 @pytest.fixture
 async def serve() -> AsyncGenerator[Serve, None]:
     """`await serve(answer, ...)` starts a server with that script."""
-    listeners: list[asyncio.Server] = []
+    running: list[tuple[asyncio.Server, LoopbackServer]] = []
 
     async def start(*script: Answer) -> LoopbackServer:
         server = LoopbackServer(list(script))
         listener = await asyncio.start_server(server.serve_connection, "127.0.0.1", 0)
-        listeners.append(listener)
+        running.append((listener, server))
         server.base_url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
         return server
 
     yield start
-    for listener in listeners:
+    for listener, server in running:
         listener.close()
+        for task in server.tasks:
+            task.cancel()
+        await asyncio.gather(*server.tasks)
 
 
 @pytest.fixture
