@@ -1,6 +1,8 @@
 """How people work on rollout-control. `nox -l` lists the sessions; `nox -s tests` is the one to run before a commit."""
 
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import nox
@@ -15,6 +17,7 @@ ROOT = Path(__file__).parent
 SPEC = "spec/rollout_control_spec/openapi.yaml"
 REDOCLY = "@redocly/cli@2.11.0"
 GENERATE = "generated_client/rollout_control_client/_codegen/generate.py"
+NEMO_GYM = "nemo-gym==0.7.0"
 
 
 def dependency_group(name: str) -> list[str]:
@@ -36,6 +39,32 @@ def tests(session: nox.Session) -> None:
     """Run all tests that need no other program, on the built wheel."""
     install_wheel(session, "server", "postgres", "check", groups=("test",))
     session.run("python", "-m", "pytest", "--ignore", "tests/interop", *session.posargs)
+
+
+def find_python(version: str) -> str | None:
+    """Returns a Python of this version that really runs: pyenv's shims are on the PATH for versions they refuse."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
+    for candidate in (
+        shutil.which(f"python{version}"),
+        *sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}")),
+    ):
+        if candidate and subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return str(candidate)
+    return None
+
+
+GYM_PYTHON = find_python("3.13")
+
+
+@nox.session(python=GYM_PYTHON)
+def interop(session: nox.Session) -> None:
+    """Run against the released nemo-gym, on the built wheel; nemo-gym needs Python 3.13."""
+    if GYM_PYTHON is None:
+        session.skip("there is no Python 3.13 here, which nemo-gym needs: NOTHING WAS TESTED AGAINST IT")
+    install_wheel(session, "server", "postgres", groups=("test", "gym"))
+    # It asks for 3.13.14 and for what no model server loads (mlflow, datasets, wandb); group `gym` is what one does.
+    session.install("--ignore-requires-python", "--no-deps", NEMO_GYM, "ray>=2.58")
+    session.run("python", "-m", "pytest", "tests/interop", *session.posargs)
 
 
 @nox.session
