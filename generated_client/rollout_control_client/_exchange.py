@@ -152,7 +152,7 @@ def _retry_after_s(response: httpx.Response) -> float | None:
     if value.isascii() and value.isdigit():
         return float(value)
     try:
-        date = email.utils.parsedate_to_datetime(value)
-    except ValueError:
+        date = email.utils.parsedate_to_datetime(value).astimezone(UTC)
+    except (ValueError, OverflowError):
         return None
-    return max(0.0, (date.astimezone(UTC) - datetime.now(UTC)).total_seconds())
+    return max(0.0, (date - datetime.now(UTC)).total_seconds())

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import Protocol, Self
-from urllib.request import getproxies
 
 import httpx
 from rollout_control_spec import MAX_LEDGER_BATCH, RolloutRetiredError, unique_rollout_ids, validate_rollout_id
@@ -47,8 +46,9 @@ class RolloutControlClient:
         base_url: Where the control plane is served, an http or https URL. It may have a path, and end in slashes.
         auth_token: The secret that is sent as bearer token.
         request_timeout_s: Seconds that one whole request may take, with all its retries.
-        transport: What sends the requests instead of a connection to `base_url`, for instance an `httpx.ASGITransport`
-            in a test. It is closed with the client.
+        transport: What sends the requests instead of a direct connection to `base_url`: an `httpx.ASGITransport` in a
+            test, say, or an `httpx.AsyncHTTPTransport` with a `proxy`, since the environment's are not used. It is
+            closed with the client.
 
     Raises:
         ValueError: `base_url` is no http or https URL, the token is empty or cannot be sent in a header, or the timeout
@@ -235,26 +235,18 @@ def _read_removal(operation: _Removal, batch: Sequence[str], response: httpx.Res
 
 
 def _connect(base_url: str, auth_token: str, transport: httpx.AsyncBaseTransport | None) -> AuthenticatedClient:
-    return AuthenticatedClient(
-        base_url,
-        auth_token,
-        transport=transport,
-        # `request_timeout_s` bounds the whole request; httpx's own timeouts are for each of its phases.
-        timeout=None,
+    # `request_timeout_s` bounds the whole request; httpx's own timeouts are for each of its phases.
+    return AuthenticatedClient(base_url, auth_token, timeout=None, transport=transport or _transport(base_url))
+
+
+def _transport(base_url: str) -> httpx.AsyncHTTPTransport:
+    return httpx.AsyncHTTPTransport(
+        # To load the certificates that httpx trusts takes longer than everything else about a client. Where no TLS is
+        # spoken none are loaded.
+        verify=True if base_url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
         # Callers decide how many requests run at a time; none of them should wait for a connection, or lose it.
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-        verify=_tls(base_url),
     )
-
-
-def _tls(base_url: str) -> ssl.SSLContext | bool:
-    """Returns httpx's default for https, and what trusts nobody where TLS is not used.
-
-    To load the certificates takes longer than everything else about a client. A proxy may speak TLS, too.
-    """
-    if base_url.startswith("https:") or getproxies():
-        return True
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _checked_url(base_url: str) -> str:

@@ -288,6 +288,18 @@ async def test_a_connection_is_used_again(serve: Any, connect: Any, answer: Any,
     assert server.connections == 1
 
 
+async def test_the_token_goes_to_no_proxy_of_the_environment(
+    serve: Any, connect: Any, answer: Any, linear: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, proxy = await serve(answer(200, linear)), await serve(answer(502, b""))
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, proxy.base_url)
+
+    await connect(server.base_url).manifest("linear-3")
+
+    assert proxy.requests == []
+
+
 async def test_nothing_listens(serve: Any, connect: Any) -> None:
     with pytest.raises(ServerUnreachableError, match="ConnectError") as caught:
         await connect("http://127.0.0.1:1", 0.3).retire(["r1"])

@@ -82,7 +82,13 @@ async def test_retry_after_is_waited_for(
     assert 0 < waits[1] < 1
 
 
-@pytest.mark.parametrize("retry_after", ["", "soon", "-1", "1.5", "\xb2", "Wed, 99 Nov 1994 08:49:37 GMT"])
+@pytest.mark.parametrize(
+    "retry_after",
+    [
+        *("", "soon", "-1", "1.5", "\xb2", "Wed, 99 Nov 1994 08:49:37 GMT", "Fri, 31 Dec 9999 23:59:59 -2300"),
+        *("Mon, 01 Jan 0001 00:00:00 +2300", "Sun, 06 Nov 1994 08:49:37 +99999999999999"),
+    ],
+)
 async def test_a_retry_after_that_says_nothing_is_ignored(
     serve: Any, connect: Any, answer: Any, linear: bytes, retry_after: str
 ) -> None:
