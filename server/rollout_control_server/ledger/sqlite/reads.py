@@ -1,0 +1,119 @@
+"""What is read of a rollout, in one statement or one transaction, so that it is one consistent reading."""
+
+import sqlite3
+from typing import Final
+
+from rollout_control_spec import RolloutRetiredError
+
+from rollout_control_server.ledger.base import CheckedCommit, join_manifest
+from rollout_control_server.ledger.sqlite.chains import ChainCache
+from rollout_control_server.ledger.sqlite.rows import (
+    LongReadError,
+    chain_of,
+    find_calls,
+    parent_key,
+    stored_commit,
+)
+
+__all__ = ["find_parent", "has_rows", "manifest"]
+
+# The rollout's state and the place of its last row come first; nothing else is read before it is fetched.
+_MANIFEST: Final = """
+  SELECT generation, (
+    SELECT call_rowid & 16777215 FROM call
+    WHERE call_rowid BETWEEN generation << 24 AND generation << 24 | 16777215
+    ORDER BY call_rowid DESC LIMIT 1
+  ) FROM rollout WHERE rollout_id = ?1
+  UNION ALL
+  SELECT * FROM (
+    SELECT failed, CAST(json AS BLOB) FROM rollout JOIN call
+    ON call_rowid BETWEEN generation << 24 AND generation << 24 | 16777215
+    WHERE rollout_id = ?1 ORDER BY call_rowid
+  )
+"""
+
+
+def manifest(connection: sqlite3.Connection, rollout_id: str, at_most: int) -> bytes:
+    """Returns the manifest of a rollout of at most so many rows.
+
+    Raises:
+        LongReadError: It has more rows.
+        RolloutRetiredError: The rollout is fenced.
+    """
+    cursor = connection.execute(_MANIFEST, (rollout_id,))
+    state = cursor.fetchone()
+    if state is None:
+        return join_manifest(rollout_id, (), ())
+    generation, last_seq = state
+    if generation is None:
+        raise RolloutRetiredError(rollout_id)
+    if last_seq >= at_most:
+        cursor.close()
+        raise LongReadError
+    rows = cursor.fetchall()
+    return join_manifest(
+        rollout_id, [json for failed, json in rows if not failed], [json for failed, json in rows if failed]
+    )
+
+
+def has_rows(connection: sqlite3.Connection, rollout_id: str) -> bool:
+    """Returns whether the rollout has rows: it has, exactly when it has a generation.
+
+    Raises:
+        RolloutRetiredError: The rollout is fenced.
+    """
+    return _generation(connection, rollout_id) is not None
+
+
+def find_parent(
+    connection: sqlite3.Connection,
+    rollout_id: str,
+    fingerprint: str,
+    fingerprint_version: int,
+    chains: ChainCache,
+    *,
+    at_most: int,
+) -> CheckedCommit | None:
+    """Returns the one commit whose lookup this is, if its chain is had from at most so many rows.
+
+    Raises:
+        LongReadError: It takes more rows.
+        RolloutRetiredError: The rollout is fenced.
+    """
+    connection.execute("BEGIN")
+    try:
+        generation = _generation(connection, rollout_id)
+        if generation is None:
+            return None
+        found = []
+        for call in find_calls(connection, generation, parent_key(fingerprint, fingerprint_version)):
+            lookup = call.lookup()
+            if (
+                lookup is not None
+                and lookup.fingerprint == fingerprint
+                and call.keys().fingerprint_version == fingerprint_version
+            ):
+                found.append(call)
+        if len(found) != 1:
+            return None
+        chain = chain_of(connection, found[0], chains.get, at_most)
+        commit = stored_commit(rollout_id, found[0], chain)
+        chains.put(generation, commit.model_call_id, found[0].seq, chain)
+        return commit
+    finally:
+        connection.execute("COMMIT")
+
+
+def _generation(connection: sqlite3.Connection, rollout_id: str) -> int | None:
+    """Returns the generation of the rollout's rows, or None if it has none.
+
+    Raises:
+        RolloutRetiredError: The rollout is fenced.
+    """
+    found = connection.execute("SELECT generation FROM rollout WHERE rollout_id = ?", (rollout_id,)).fetchone()
+    if found is None:
+        return None
+    if found[0] is None:
+        raise RolloutRetiredError(rollout_id)
+    generation: int = found[0]
+    return generation

@@ -1,0 +1,218 @@
+"""The one thread of a handle that writes: group commit, checkpoints and the purge."""
+
+import asyncio
+import copy
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar
+
+from rollout_control_server.errors import LedgerClosedError, LedgerConflictError, LedgerError
+from rollout_control_server.ledger.sqlite.chains import ChainCache
+from rollout_control_server.ledger.sqlite.faults import storage_faults
+from rollout_control_server.ledger.sqlite.file import LedgerFile
+from rollout_control_server.ledger.sqlite.purge import purge_is_due, purge_some
+from rollout_control_server.ledger.sqlite.schema import connect
+from rollout_control_server.ledger.sqlite.writes import WriteTransaction
+
+__all__ = ["Writer"]
+
+_T = TypeVar("_T")
+_Outcome = Any
+"""What a job returned, or the exception that it raised."""
+
+_CHECKPOINT_BYTES: Final = 16 * 2**20
+_PURGE_S: Final = 0.003
+_PURGE_SHARE: Final = 0.25
+"""How much of its time the writer purges, so that reads and writes hardly notice."""
+_PURGE_RETRY_S: Final = 0.5
+
+
+class _Job(NamedTuple):
+    run: Callable[[WriteTransaction], Any]
+    future: asyncio.Future[Any]
+
+
+class Writer:
+    """Commits what tasks hand in, as many as have queued up in one transaction.
+
+    A transaction costs one sync of the disk however many jobs it holds. Every job has its own outcome; outcomes go back
+    to each event loop in one call.
+
+    The thread and its connections come with the first job. It is a daemon: a process that ends without closing its
+    ledger must not hang, and what was acknowledged is durable.
+    """
+
+    def __init__(self, file: LedgerFile, chains: ChainCache, busy_timeout_s: float) -> None:
+        self._file: Final = file
+        self._chains: Final = chains
+        self._busy_timeout_s: Final = busy_timeout_s
+        self._wake: Final = threading.Condition()
+        self._queue: Final[deque[_Job]] = deque()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._connection: sqlite3.Connection | None = None
+        self._lock_holder: sqlite3.Connection | None = None
+        self._next_purge: float | None = None
+        self._checkpoint_at = _CHECKPOINT_BYTES
+        self._linger_s = 0.001
+
+    async def run(self, job: Callable[[WriteTransaction], _T]) -> _T:
+        """Runs the job in the next transaction, and returns what it returned once that is durable."""
+        future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        with self._wake:
+            if self._stopping:
+                raise LedgerClosedError(f"this handle of the ledger {self._file.path} is closed: open another")
+            self._queue.append(_Job(job, future))
+            self._start()
+            self._wake.notify()
+        return await future
+
+    def purge_soon(self) -> None:
+        """Lets the thread look for rows to purge."""
+        with self._wake:
+            if not self._stopping:
+                self._next_purge = time.perf_counter()
+                self._start()
+                self._wake.notify()
+
+    def stop(self) -> threading.Thread | None:
+        """Refuses new jobs, and returns the thread that finishes those it has, if there is one."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+            return self._thread
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="sqlite-ledger-writer", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                while not self._queue and not self._stopping and not self._purge_is_due():
+                    self._wake.wait(None if self._next_purge is None else self._next_purge - time.perf_counter())
+                jobs = list(self._queue)
+                self._queue.clear()
+                stopping = self._stopping
+            if jobs:
+                _deliver(jobs, self._commit(jobs))
+            elif stopping:
+                break
+            self._keep_house(look_for_purge=bool(jobs))
+        for connection in (self._lock_holder, self._connection):
+            if connection is not None:
+                connection.close()
+
+    def _commit(self, jobs: list[_Job]) -> list[_Outcome]:
+        """Commits the jobs and returns the outcome of each."""
+        try:
+            return self._transaction(jobs)
+        except LedgerError as error:
+            return [copy.copy(error) for _ in jobs]
+        except Exception as error:
+            # One of them, and not the storage, is at fault: each alone, so that none fails its neighbours.
+            return [error] if len(jobs) == 1 else [outcome for job in jobs for outcome in self._commit([job])]
+
+    def _transaction(self, jobs: list[_Job]) -> list[_Outcome]:
+        with storage_faults(self._file.path):
+            self._file.check()
+            connection = self._open()
+            connection.execute("BEGIN IMMEDIATE")
+            transaction = WriteTransaction(connection, self._chains)
+            try:
+                outcomes: list[_Outcome] = []
+                for job in jobs:
+                    try:
+                        outcomes.append(job.run(transaction))
+                    except LedgerConflictError as error:
+                        outcomes.append(error)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        # Again, for the file may have gone meanwhile, and with it what was just committed.
+        self._file.check()
+        transaction.committed()
+        return outcomes
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = connect(self._file.path, create=False, busy_timeout_s=self._busy_timeout_s)
+        return self._connection
+
+    def _purge_is_due(self) -> bool:
+        return self._next_purge is not None and self._next_purge <= time.perf_counter()
+
+    def _keep_house(self, *, look_for_purge: bool) -> None:
+        """Purges a little and checkpoints, if that is due. A fault of the storage is met again by the next write."""
+        try:
+            with storage_faults(self._file.path):
+                self._file.check()
+                connection = self._open()
+                if self._purge_is_due():
+                    begun = time.perf_counter()
+                    purge_some(connection, _PURGE_S)
+                    pause = (time.perf_counter() - begun) * (1 / _PURGE_SHARE - 1)
+                    self._next_purge = time.perf_counter() + pause if purge_is_due(connection) else None
+                elif look_for_purge and self._next_purge is None and purge_is_due(connection):
+                    self._next_purge = time.perf_counter()
+                self._checkpoint()
+        except LedgerError:
+            if self._next_purge is not None:
+                self._next_purge = time.perf_counter() + _PURGE_RETRY_S
+
+    def _checkpoint(self) -> None:
+        """Copies the WAL into the database once it is large, so that the next commit begins it anew.
+
+        SQLite 3.7.0 to 3.51.2 can corrupt a database when a commit begins the WAL anew while another connection
+        checkpoints (https://sqlite.org/wal.html#walresetbug). So no connection of ours checkpoints by itself, and here
+        a second connection holds the write lock meanwhile: nobody can commit. PASSIVE is the one mode that does not
+        want that lock for itself.
+
+        With a journal_size_limit of 0 the commit that begins the WAL anew truncates it, so its size tells how much is
+        in it. It begins anew only when no reader is left that began before the checkpoint was complete. Hence the
+        lingering, which gets longer as long as that doesn't succeed: readers that come meanwhile don't need the WAL.
+        """
+        size = os.stat(f"{self._file.path}-wal").st_size
+        if size < self._checkpoint_at:
+            if size < _CHECKPOINT_BYTES:
+                self._checkpoint_at, self._linger_s = _CHECKPOINT_BYTES, 0.001
+            return
+        if self._lock_holder is None:
+            self._lock_holder = connect(self._file.path, create=False, busy_timeout_s=self._busy_timeout_s)
+        self._lock_holder.execute("BEGIN IMMEDIATE")
+        try:
+            self._open().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            time.sleep(self._linger_s)
+        finally:
+            self._lock_holder.execute("ROLLBACK")
+        self._checkpoint_at = size + _CHECKPOINT_BYTES // 4
+        self._linger_s = min(2 * self._linger_s, 0.25)
+
+
+def _deliver(jobs: list[_Job], outcomes: list[_Outcome]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], _Outcome]]] = {}
+    for job, outcome in zip(jobs, outcomes, strict=True):
+        by_loop.setdefault(job.future.get_loop(), []).append((job.future, outcome))
+    for loop, settled in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_settle, settled)
+        except RuntimeError:
+            # The loop is closed, and with it everybody who waited.
+            continue
+
+
+def _settle(settled: list[tuple[asyncio.Future[Any], _Outcome]]) -> None:
+    for future, outcome in settled:
+        if future.done():
+            continue
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)

@@ -1,0 +1,14 @@
+from pathlib import Path
+
+import pytest
+from rollout_control_server.ledger import SqliteLedger
+from rollout_control_server.ledger.conformance import SharedLedgerConformance
+
+
+class TestSqliteLedger(SharedLedgerConformance):
+    @pytest.fixture(autouse=True)
+    def storage(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "ledger.sqlite"
+
+    def open_ledger(self) -> SqliteLedger:
+        return SqliteLedger(self.path)
