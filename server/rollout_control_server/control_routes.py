@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import quote, unquote
 
 import msgspec
 from litestar import Litestar, Request, Response, asgi, get, post
@@ -141,18 +142,21 @@ def control_application(ledger: Any, auth_token: str, refuse_removal: RefuseRemo
 
 
 def _path_below_prefix(scope: Scope) -> str:
-    """Returns the path relative to the prefix, whichever part of it a host or a proxy has moved to `root_path`.
+    """Returns the path relative to the prefix, decoded.
+
+    Read from the path as it was sent: hosts and proxies move parts of the decoded one to `root_path`, and add or
+    remove slashes at its end.
 
     Raises:
-        RequestRefusedError: 404, for what path normalisation or decoding would make another path of: an encoded
-            slash, an empty segment, a trailing slash.
+        RequestRefusedError: 404, for what decoding or normalisation would make another path of: an encoded slash, an
+            empty segment, a slash at the end.
     """
-    head, prefix, tail = scope["path"].partition(CONTROL_ROUTE_PREFIX)
+    sent = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1")
+    head, prefix, tail = sent.partition(CONTROL_ROUTE_PREFIX)
     path = tail if prefix else head
-    raw_path = scope.get("raw_path") or b""
-    if b"%2f" in raw_path.lower() or "//" in path or path.endswith("/"):
+    if "%2f" in path.lower() or "//" in path or path.endswith("/"):
         raise RequestRefusedError(ProblemKind.NOT_FOUND, "the control plane has no such path")
-    return path or "/"
+    return unquote(path) or "/"
 
 
 def _routes(ledger: Any, refuse_removal: RefuseRemoval | None) -> Litestar:
@@ -206,8 +210,9 @@ def _routes(ledger: Any, refuse_removal: RefuseRemoval | None) -> Litestar:
 
 async def _check_media_type(request: ASGIConnection[Any, Any, Any, Any], _: object) -> None:
     """Refuses a body that is not plain `application/json`, before it is read."""
-    media_type, _separator, parameters = request.headers.get("content-type", "").partition(";")
-    if media_type.strip().lower() != "application/json" or "charset=" in parameters.replace("utf-8", "").lower():
+    media_type, *parameters = (part.strip().lower() for part in request.headers.get("content-type", "").split(";"))
+    charsets = [part.partition("=")[2].strip('"') for part in parameters if part.startswith("charset=")]
+    if media_type != "application/json" or any(charset != "utf-8" for charset in charsets):
         raise RequestRefusedError(
             ProblemKind.UNSUPPORTED_MEDIA_TYPE, "send the body as 'Content-Type: application/json', in UTF-8"
         )

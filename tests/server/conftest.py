@@ -1,0 +1,57 @@
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from rollout_control_server import MemoryLedger, create_app
+from served import TOKEN, Control, ServerProcess, control_client, serving
+
+
+class Switch:
+    """An application that is another one for each test: starting a server takes longer than most tests."""
+
+    app: Any = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.app(scope, receive, send)
+
+
+@pytest.fixture(scope="session")
+def switched_server() -> Iterator[tuple[Switch, str]]:
+    switch = Switch()
+    with serving(switch, lifespan="off") as base_url:
+        yield switch, base_url
+
+
+@pytest.fixture
+def control(switched_server: tuple[Switch, str]) -> Iterator[Control]:
+    """A control plane over a new MemoryLedger."""
+    switch, base_url = switched_server
+    ledger = MemoryLedger()
+    switch.app = create_app(ledger, TOKEN)
+    with control_client(base_url) as http:
+        yield Control(base_url, ledger, http)
+
+
+@pytest.fixture
+def start_server() -> Iterator[Callable[..., ServerProcess]]:
+    """Starts `rollout-control serve` with the arguments given, and ends it with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*arguments: str) -> ServerProcess:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "rollout_control_server", "serve", "--port", "0", *arguments],
+                env={**os.environ, "ROLLOUT_CONTROL_AUTH_TOKEN": TOKEN},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            stack.callback(lambda: (process.kill(), process.communicate()))
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            assert "on http://" in line, line + process.stderr.read()
+            return ServerProcess(process, line.split()[-1])
+
+        yield start

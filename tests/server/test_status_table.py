@@ -1,0 +1,381 @@
+"""Each row of the contract's status table, over HTTP, and the order in which a server decides."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from rollout_control_server import CallRecord, CaptureCommit, MemoryLedger, RolloutManifest, create_app
+from rollout_control_server.samples import sample_commit, sample_conversation
+from rollout_control_spec import CONTROL_ROUTE_PREFIX
+from served import TOKEN, Control, controlled
+
+VECTORS = Path(__file__).parent.parent / "peer_vectors"
+
+
+def assert_problem(response: httpx.Response, status: int, kind: str) -> str:
+    """Sees that the answer is a whole problem document, and returns its detail."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert problem["type"] == f"urn:rollout-control:problem:{kind}"
+    assert problem["status"] == status
+    assert problem["title"]
+    assert problem["detail"]
+    assert TOKEN not in response.text
+    return str(problem["detail"])
+
+
+def record(control: Control, *commits: CaptureCommit) -> None:
+    async def record_all() -> None:
+        for commit in commits:
+            assert await control.ledger.record(commit)
+
+    asyncio.run(record_all())
+
+
+def test_200_a_manifest(control: Control) -> None:
+    commits = sample_conversation("r", 12, branch_at=4)
+    record(control, *commits)
+    answer = control.get_manifest("r")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/json"
+    manifest = msgspec.json.decode(answer.content, type=RolloutManifest)
+    assert manifest == RolloutManifest(rollout_id="r", records=[commit.record for commit in commits], failures=[])
+
+
+def test_200_the_manifest_of_a_rollout_without_calls_is_empty(control: Control) -> None:
+    assert control.get_manifest("never").json() == {
+        "schema_version": 2,
+        "rollout_id": "never",
+        "records": [],
+        "failures": [],
+    }
+
+
+def test_200_removals(control: Control) -> None:
+    record(control, sample_commit("a", "c"), sample_commit("b", "c"))
+    assert control.remove("retire", "x", "a", "x", "a").json() == {"removed": ["a"], "absent": ["x"]}
+    assert control.remove("delete", "b", "a").json() == {"removed": ["b"], "absent": ["a"]}
+    assert control.get_manifest("a").status_code == 200
+
+
+@pytest.mark.parametrize("rollout_id", ["retire", "delete", "manifest", "rollouts", "a" * 255, "...", "-._"])
+def test_200_ids_that_look_like_something_else(control: Control, rollout_id: str) -> None:
+    record(control, sample_commit(rollout_id, "c"))
+    assert len(control.get_manifest(rollout_id).json()["records"]) == 1
+
+
+@pytest.mark.parametrize(
+    "path_id", ["%2e", "%2E%2e", "r1%0A", "%00", "a%20b", "%C3%A9", "%FF", "a" * 256, "a" * 60_000]
+)
+def test_400_an_invalid_id_in_the_path(control: Control, path_id: str) -> None:
+    assert_problem(control.get_manifest(path_id), 400, "invalid-rollout-id")
+
+
+@pytest.mark.parametrize("bad", ["", ".", "..", "a/b", "r1\n", "\x00", "é", "a" * 256, "a" * 70_000])
+@pytest.mark.parametrize("operation", ["retire", "delete"])
+def test_400_an_invalid_id_anywhere_in_a_batch_changes_nothing(control: Control, operation: str, bad: str) -> None:
+    record(control, sample_commit("good", "c"))
+    assert_problem(control.remove(operation, "good", bad), 400, "invalid-rollout-id")
+    assert len(control.get_manifest("good").json()["records"]) == 1
+
+
+NOT_JSON = {
+    "empty": b"",
+    "cut off": b'{"rollout_ids":["a"]',
+    "trailing": b'{"rollout_ids":["a"]} x',
+    "NaN": b'{"rollout_ids":[NaN]}',
+    "single quotes": b"{'rollout_ids':['a']}",
+    "a BOM": b'\xef\xbb\xbf{"rollout_ids":["a"]}',
+    "UTF-16": '{"rollout_ids":["a"]}'.encode("utf-16"),
+    "bytes that are no UTF-8": b'{"rollout_ids":["\xff"]}',
+    "a lone surrogate": b'{"rollout_ids":["\\ud800"]}',
+    "100,000 brackets": b"[" * 100_000,
+    "100,000 brackets where an id belongs": b'{"rollout_ids":' + b"[" * 100_000,
+    "not JSON behind a field that there is not": b'{"x":1,',
+}
+
+
+@pytest.mark.parametrize("body", NOT_JSON.values(), ids=NOT_JSON)
+def test_400_a_body_that_is_not_json(control: Control, body: bytes) -> None:
+    assert_problem(control.post("retire", body), 400, "malformed-body")
+
+
+AUTHORIZATIONS: dict[str, list[bytes]] = {
+    "none": [],
+    "empty": [b""],
+    "a wrong token": [b"Bearer wrong"],
+    "the token's beginning": [f"Bearer {TOKEN[:-1]}".encode()],
+    "more than the token": [f"Bearer {TOKEN} x".encode()],
+    "another scheme": [f"Basic {TOKEN}".encode()],
+    "no scheme": [TOKEN.encode()],
+    "not ASCII": [b"Bearer t\xc3\xb6ken\xff"],
+    "two of them": [f"Bearer {TOKEN}".encode(), b"Bearer wrong"],
+}
+
+
+@pytest.mark.parametrize("authorization", AUTHORIZATIONS.values(), ids=AUTHORIZATIONS)
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/rollouts/r/manifest"),
+        ("POST", "/rollouts/retire"),
+        ("POST", "/rollouts/delete"),
+        ("GET", "/no/such/path"),
+        ("PUT", "/rollouts/retire"),
+        ("GET", "/rollouts/a%2Fb/manifest"),
+    ],
+)
+def test_401_comes_before_everything(control: Control, authorization: list[bytes], method: str, path: str) -> None:
+    with httpx.Client(base_url=control.base_url, trust_env=False) as stranger:
+        headers = [(b"authorization", value) for value in authorization]
+        answer = stranger.request(method, f"{CONTROL_ROUTE_PREFIX}{path}", headers=headers)
+    assert_problem(answer, 401, "unauthorized")
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_the_scheme_is_read_without_regard_to_case(control: Control) -> None:
+    assert control.get_manifest("r", headers={"authorization": f"bEARER {TOKEN}"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/rollouts",
+        "/rollouts/r",
+        "/rollouts/r/manifest/",
+        "/rollouts//manifest",
+        "//rollouts/r/manifest",
+        "/rollouts/a%2Fb/manifest",
+        "/rollouts/a%2fmanifest",
+        "/rollouts%2Fretire",
+        "/rollouts/r/manifest/more",
+        "/rollouts/r/manifests",
+    ],
+)
+def test_404_an_unknown_path(control: Control, path: str) -> None:
+    assert_problem(control.http.get(CONTROL_ROUTE_PREFIX + path), 404, "not-found")
+
+
+def test_404_outside_the_prefix_needs_no_token(control: Control) -> None:
+    assert_problem(httpx.get(f"{control.base_url}/elsewhere", trust_env=False), 404, "not-found")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "PROPFIND"])
+def test_405_another_method_on_the_manifest(control: Control, method: str) -> None:
+    answer = control.http.request(method, f"{CONTROL_ROUTE_PREFIX}/rollouts/r/manifest")
+    assert answer.headers["allow"] == "GET"
+    if method == "HEAD":
+        assert answer.status_code == 405
+    else:
+        assert_problem(answer, 405, "method-not-allowed")
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+@pytest.mark.parametrize("operation", ["retire", "delete"])
+def test_405_another_method_on_a_removal(control: Control, method: str, operation: str) -> None:
+    answer = control.http.request(method, f"{CONTROL_ROUTE_PREFIX}/rollouts/{operation}")
+    assert_problem(answer, 405, "method-not-allowed")
+    assert answer.headers["allow"] == "POST"
+
+
+def refuse() -> str:
+    return "weights are being synchronised"
+
+
+async def refuse_later() -> str:
+    await asyncio.sleep(0)
+    return "weights are being synchronised"
+
+
+def allow() -> None:
+    return None
+
+
+@pytest.mark.parametrize("refuse_removal", [refuse, refuse_later])
+def test_409_a_refused_removal_changes_nothing(refuse_removal: Any) -> None:
+    ledger = MemoryLedger()
+    with controlled(ledger, create_app(ledger, TOKEN, refuse_removal)) as control:
+        record(control, sample_commit("r", "c"))
+        for operation in ("retire", "delete"):
+            detail = assert_problem(control.remove(operation, "r"), 409, "removal-refused")
+            assert detail == "weights are being synchronised"
+        assert len(control.get_manifest("r").json()["records"]) == 1
+
+
+def test_a_removal_that_is_not_refused_is_done() -> None:
+    ledger = MemoryLedger()
+    with controlled(ledger, create_app(ledger, TOKEN, allow)) as control:
+        assert control.remove("retire", "r").status_code == 200
+
+
+def test_410_the_manifest_of_a_retired_rollout(control: Control) -> None:
+    record(control, sample_commit("r", "c"))
+    control.remove("retire", "r", "never")
+    assert_problem(control.get_manifest("r"), 410, "rollout-retired")
+    assert_problem(control.get_manifest("never"), 410, "rollout-retired")
+
+
+def test_413_a_body_over_the_limit(control: Control) -> None:
+    assert_problem(control.post("retire", b" " * (8 * 2**20 + 1)), 413, "body-too-large")
+
+
+def test_413_a_body_over_the_limit_that_does_not_say_its_length(control: Control) -> None:
+    url = f"{CONTROL_ROUTE_PREFIX}/rollouts/retire"
+    chunks = (b" " * 2**20 for _ in range(9))
+    answer = control.http.post(url, content=chunks, headers={"content-type": "application/json"})
+    assert_problem(answer, 413, "body-too-large")
+
+
+def test_the_largest_batch_is_within_the_limit(control: Control) -> None:
+    """4096 of the longest ids, each character written as an escape."""
+    ids = [f"{index:0255d}" for index in range(4096)]
+    escaped = ",".join(
+        '"' + "".join(f"\\u{ord(character):04x}" for character in rollout_id) + '"' for rollout_id in ids
+    )
+    answer = control.post("retire", f'{{"rollout_ids":[{escaped}]}}'.encode())
+    assert answer.json() == {"removed": [], "absent": ids}
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonx", "application/json; charset=utf-16"],
+)
+def test_415_a_body_of_another_type(control: Control, content_type: str) -> None:
+    answer = control.post("retire", b'{"rollout_ids":["r"]}', content_type=content_type)
+    assert_problem(answer, 415, "unsupported-media-type")
+    assert control.get_manifest("r").status_code == 200
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip", "x"])
+def test_415_a_body_with_a_content_coding(control: Control, encoding: str) -> None:
+    answer = control.post("retire", b'{"rollout_ids":["r"]}', content_encoding=encoding)
+    assert_problem(answer, 415, "unsupported-media-type")
+
+
+@pytest.mark.parametrize(
+    "content_type", ["application/json", "Application/JSON", "application/json; charset=utf-8", "application/json;x=y"]
+)
+def test_json_by_any_spelling_is_taken(control: Control, content_type: str) -> None:
+    body = b'{"rollout_ids":["r"]}'
+    assert control.post("retire", body, content_type=content_type, content_encoding="identity").status_code == 200
+
+
+BREAKS_THE_SCHEMA: dict[str, Any] = {
+    "an empty list": {"rollout_ids": []},
+    "4097 ids": {"rollout_ids": [f"r{index}" for index in range(4097)]},
+    "an unknown field": {"rollout_ids": ["r"], "force": True},
+    "no list": {"rollout_ids": "r"},
+    "nothing": {},
+    "numbers": {"rollout_ids": ["r", 1]},
+    "null": {"rollout_ids": None},
+    "a null id": {"rollout_ids": [None]},
+    "lists": {"rollout_ids": [["r"]]},
+    "another kind of JSON": ["r"],
+    "a bare null": None,
+    "bad ids in a body that breaks the schema": {"rollout_ids": ["a/b", 1]},
+}
+
+
+@pytest.mark.parametrize("body", BREAKS_THE_SCHEMA.values(), ids=BREAKS_THE_SCHEMA)
+@pytest.mark.parametrize("operation", ["retire", "delete"])
+def test_422_json_that_breaks_the_schema_changes_nothing(control: Control, operation: str, body: Any) -> None:
+    record(control, sample_commit("r", "c"))
+    assert_problem(control.post(operation, json.dumps(body).encode()), 422, "invalid-body")
+    assert len(control.get_manifest("r").json()["records"]) == 1
+
+
+def test_of_duplicate_keys_the_last_counts(control: Control) -> None:
+    answer = control.post("retire", b'{"rollout_ids":["a"],"rollout_ids":["b"]}')
+    assert answer.json() == {"removed": [], "absent": ["b"]}
+
+
+class Reading:
+    """A ledger of another make, without retire and delete."""
+
+    async def manifest(self, rollout_id: str) -> dict[str, Any]:
+        return {"schema_version": 2, "rollout_id": rollout_id, "records": [], "failures": []}
+
+
+def test_501_a_ledger_without_the_operation(control: Control) -> None:
+    with controlled(Reading(), create_app_of(Reading(), lambda: "refused")) as reading:
+        assert reading.get_manifest("r").status_code == 200
+        for operation in ("retire", "delete"):
+            detail = assert_problem(reading.remove(operation, "r"), 501, "not-implemented")
+            assert operation in detail
+            assert_problem(reading.remove(operation, ".."), 400, "invalid-rollout-id")
+
+
+def create_app_of(ledger: Any, refuse_removal: Any = None) -> Any:
+    """An application over a ledger of another make."""
+    from litestar import Litestar
+    from rollout_control_server import install_rollout_control_routes
+
+    app = Litestar(logging_config=None, openapi_config=None)
+    install_rollout_control_routes(app, ledger, TOKEN, refuse_removal)
+    return app
+
+
+def test_the_order_of_decisions(control: Control) -> None:
+    """Of everything that is wrong with a request, the first of the spec's order is told; each is mended in turn."""
+    asked: list[str] = []
+
+    def refuse_once() -> str | None:
+        asked.append("refuse_removal")
+        return "not now" if len(asked) == 1 else None
+
+    ledger = MemoryLedger()
+    with controlled(ledger, create_app(ledger, TOKEN, refuse_once)) as ordered:
+        path, wrong_path = f"{CONTROL_ROUTE_PREFIX}/rollouts/retire", f"{CONTROL_ROUTE_PREFIX}/rollouts/retires"
+        authorization = {"authorization": "Bearer wrong"}
+        headers = {"content-type": "text/plain"}
+        json_headers = {"content-type": "application/json"}
+        too_long, not_json = b"[" * (8 * 2**20 + 1), b"["
+        wrong_schema, wrong_id = b'{"rollout_ids":["..",1]}', b'{"rollout_ids":[".."]}'
+        right = b'{"rollout_ids":["r"]}'
+        statuses = [
+            ordered.http.post(wrong_path, content=too_long, headers=headers | authorization).status_code,
+            ordered.http.post(wrong_path, content=too_long, headers=headers).status_code,
+            ordered.http.put(path, content=too_long, headers=headers).status_code,
+            ordered.http.post(path, content=too_long, headers=headers).status_code,
+            ordered.http.post(path, content=too_long, headers=json_headers).status_code,
+            ordered.http.post(path, content=not_json, headers=json_headers).status_code,
+            ordered.http.post(path, content=wrong_schema, headers=json_headers).status_code,
+            ordered.http.post(path, content=wrong_id, headers=json_headers).status_code,
+        ]
+        assert statuses == [401, 404, 405, 415, 413, 400, 422, 400]
+        assert asked == []
+        assert ordered.http.post(path, content=right, headers=json_headers).status_code == 409
+        assert ordered.http.post(path, content=right, headers=json_headers).status_code == 200
+
+
+@pytest.mark.parametrize("name", sorted(path.name.partition(".")[0] for path in VECTORS.glob("*.ops.jsonl")))
+def test_a_peers_ledger_comes_back_as_the_peer_serves_it(control: Control, name: str) -> None:
+    async def replay() -> None:
+        for line in (VECTORS / f"{name}.ops.jsonl").read_text().splitlines():
+            operation = json.loads(line)
+            rollout_id = operation["rollout_id"]
+            if operation["op"] == "record":
+                record_ = msgspec.convert(operation["record"], CallRecord)
+                commit = CaptureCommit(rollout_id, record_, tuple(operation["staging_chain"]))
+                assert await control.ledger.record(commit)
+            else:
+                failure = (operation["model_call_id"], operation["reason"])
+                assert await control.ledger.record_failure(rollout_id, *failure)
+
+    asyncio.run(replay())
+    expected = json.loads((VECTORS / f"{name}.manifest.json").read_text())
+    answer = control.get_manifest(expected["rollout_id"]).json()
+    assert answer == expected
+    # dict equality ignores order, JSON text does not
+    assert json.dumps(answer) == json.dumps(expected)
+
+
+def test_no_answer_names_its_server(control: Control) -> None:
+    assert not re.search("litestar|msgspec", control.get_manifest("..%2f").text + control.remove("retire").text)
