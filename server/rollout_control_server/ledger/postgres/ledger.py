@@ -1,0 +1,262 @@
+"""The ledger in a PostgreSQL database."""
+
+import asyncio
+import hashlib
+import os
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final, Self
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import msgspec
+from rollout_control_spec import RolloutRetiredError
+
+from rollout_control_server.errors import (
+    LedgerClosedError,
+    LedgerConflictError,
+    LedgerError,
+    LedgerUnavailableError,
+)
+from rollout_control_server.ledger.base import CaptureLedger, CheckedCommit, CheckedFailure, FenceCount, join_manifest
+from rollout_control_server.ledger.postgres.connections import MIN_CONNECTIONS, Connections, Use
+from rollout_control_server.ledger.postgres.group_commit import GroupCommit
+from rollout_control_server.ledger.postgres.purge import Purger
+from rollout_control_server.ledger.postgres.rows import Outcome, Row
+from rollout_control_server.ledger.postgres.schema import check_name
+from rollout_control_server.records import CallRecord, ParentLookup, RolloutRemoval
+
+__all__ = ["PostgresLedger"]
+
+_FENCES_AT_A_TIME: Final = 5000
+_LONGEST_INTERVAL: Final = timedelta(days=365_000)
+_RECORD_DECODER: Final = msgspec.json.Decoder(CallRecord)
+_CHAIN_DECODER: Final = msgspec.json.Decoder(tuple[str, ...])
+
+
+def _switch(text: str) -> bool:
+    try:
+        return {"on": True, "off": False}[text]
+    except KeyError:
+        raise ValueError(f"prepared_statements is 'on' or 'off' in a ledger URL, not {text[:80]!r}") from None
+
+
+_URL_OPTIONS: Final[dict[str, Callable[[str], object]]] = {
+    "schema": str,
+    "max_connections": int,
+    "operation_timeout_s": float,
+    "prepared_statements": _switch,
+}
+
+
+class _InUse:
+    """What a handle has once it is used: it belongs to one event loop of one process."""
+
+    def __init__(self, connections: Connections, schema: str, operation_timeout_s: float) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.process_id = os.getpid()
+        self.connections = connections
+        self.writer = GroupCommit(connections, schema)
+        self.purger = Purger(connections, schema, operation_timeout_s)
+
+
+class PostgresLedger(CaptureLedger):
+    """Keeps ledgers in a schema of a PostgreSQL database (13 or newer), for model servers on many hosts.
+
+    Building it connects to nothing; the first operation does, and makes the schema. From then on the handle belongs to
+    the event loop of that operation. docs/postgres.md tells how to run it, docs/scale.md how far it goes.
+
+    Args:
+        dsn: A connection URI as libpq knows it, `postgresql://USER:PASSWORD@HOST/DATABASE?sslmode=verify-full`.
+        schema: The PostgreSQL schema that holds the tables.
+        max_connections: How many connections this handle may have, at least 5.
+        operation_timeout_s: Seconds that an operation may take with all its attempts; one attempt may take half of it.
+        prepared_statements: Whether to use named prepared statements. Without them an operation takes four round trips
+            instead of one, and works through a PgBouncer older than 1.21 in transaction mode.
+
+    Raises:
+        ValueError: One of the arguments cannot be.
+    """
+
+    process_shared = True
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        schema: str = "rollout_control",
+        max_connections: int = 8,
+        operation_timeout_s: float = 5.0,
+        prepared_statements: bool = True,
+    ) -> None:
+        if not dsn.startswith(("postgresql://", "postgres://")):
+            raise ValueError("the DSN of a PostgresLedger begins with postgresql://")
+        if max_connections < MIN_CONNECTIONS:
+            raise ValueError(f"max_connections must be at least {MIN_CONNECTIONS}, and is {max_connections}")
+        if not operation_timeout_s > 0:
+            raise ValueError(f"operation_timeout_s must be above 0, and is {operation_timeout_s}")
+        self._dsn = dsn
+        self._schema = check_name(schema)
+        self._max_connections = max_connections
+        self._operation_timeout_s = operation_timeout_s
+        self._prepared_statements = prepared_statements
+        self._in_use: _InUse | None = None
+        self._closed = False
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Returns the ledger that a ledger URL names: a DSN, whose query may hold the constructor's options too.
+
+        For instance `postgresql://HOST/DATABASE?schema=run_7&prepared_statements=off`.
+
+        Raises:
+            ValueError: It is no URL, or an option has a value that cannot be.
+        """
+        try:
+            parts = urlsplit(url)
+            query = parse_qsl(parts.query, keep_blank_values=True)
+        except ValueError:
+            # Its message quotes what may be the password.
+            raise ValueError("this ledger URL cannot be read as a URL: percent-encode user and password") from None
+        options: dict[str, Any] = {name: _URL_OPTIONS[name](text) for name, text in query if name in _URL_OPTIONS}
+        rest = urlencode([(name, text) for name, text in query if name not in _URL_OPTIONS])
+        return cls(parts._replace(query=rest).geturl(), **options)
+
+    def __repr__(self) -> str:
+        return f"PostgresLedger(schema={self._schema!r})"
+
+    async def check_ready(self) -> None:
+        """Returns if the database answers, has the schema, and takes writes."""
+        rows = await self._call(Use.READ, "SELECT current_setting('transaction_read_only')")
+        if rows[0][0] != "off":
+            raise LedgerUnavailableError("the server is read-only, a standby or on its way to be one")
+
+    async def aclose(self) -> None:
+        """Waits for what was begun, which takes at most the operations' timeout, and closes the connections."""
+        self._closed = True
+        used, self._in_use = self._in_use, None
+        if used is not None and used.loop is asyncio.get_running_loop() and used.process_id == os.getpid():
+            await used.purger.aclose()
+            await used.writer.drain()
+            await used.connections.aclose()
+
+    async def _record(self, commit: CheckedCommit) -> bool:
+        used, deadline = self._use()
+        outcome = await used.writer.write(Row.of_commit(commit), msgspec.json.encode(commit.staging_chain), deadline)
+        if outcome is Outcome.HOLDS_ANOTHER_COMMIT:
+            raise LedgerConflictError(
+                f"call {commit.model_call_id!r} of rollout {commit.rollout_id!r} holds another commit"
+            )
+        if outcome is Outcome.HAS_FAILED:
+            raise LedgerConflictError(
+                f"call {commit.model_call_id!r} of rollout {commit.rollout_id!r} has a failure row"
+            )
+        return outcome is Outcome.KEPT
+
+    async def _record_failure(self, failure: CheckedFailure) -> bool:
+        used, deadline = self._use()
+        return await used.writer.write(Row.of_failure(failure), None, deadline) is Outcome.KEPT
+
+    async def _manifest(self, rollout_id: str) -> bytes:
+        rows = await self._call(Use.READ, f"SELECT * FROM {self._function('manifest')}($1)", rollout_id)
+        if rows and rows[0][0] is None:
+            raise RolloutRetiredError(rollout_id)
+        records = [row_json for failed, row_json in rows if not failed]
+        return join_manifest(rollout_id, records, [row_json for _, row_json in rows[len(records) :]])
+
+    async def _has_rows(self, rollout_id: str) -> bool:
+        rows = await self._call(Use.READ, f"SELECT {self._function('is_fenced')}($1)", rollout_id)
+        if rows[0][0]:
+            raise RolloutRetiredError(rollout_id)
+        return rows[0][0] is not None
+
+    async def _find_parent(self, rollout_id: str, fingerprint: str, fingerprint_version: int) -> CheckedCommit | None:
+        rows = await self._call(
+            Use.READ,
+            f"SELECT * FROM {self._function('find_parent')}($1, $2, $3)",
+            rollout_id,
+            hashlib.sha256(fingerprint.encode()).digest(),
+            fingerprint_version,
+        )
+        if not rows:
+            return None
+        record_json, context_len, context_digest, chain_head, chain_tail = rows[0]
+        if record_json is None:
+            raise RolloutRetiredError(rollout_id)
+        record = _RECORD_DECODER.decode(record_json)
+        head = () if chain_head is None else _CHAIN_DECODER.decode(chain_head)
+        return CheckedCommit(
+            rollout_id,
+            record.model_call_id,
+            record.parent_call_id,
+            record.staging_key,
+            record_json,
+            (*head, *(key.decode() for key in chain_tail or ())),
+            record.fingerprint_version,
+            ParentLookup(fingerprint, context_len, context_digest.decode()),
+        )
+
+    async def _retire(self, rollout_ids: list[str]) -> RolloutRemoval:
+        return await self._remove("retire", rollout_ids)
+
+    async def _delete(self, rollout_ids: list[str]) -> RolloutRemoval:
+        return await self._remove("delete", rollout_ids)
+
+    async def _remove(self, function: str, rollout_ids: list[str]) -> RolloutRemoval:
+        used, _ = self._use()
+        rows = await self._call(
+            Use.REMOVE, f"SELECT {self._function(function)}($1, $2)", uuid.uuid4(), sorted(rollout_ids)
+        )
+        had_rows = frozenset(rows[0][0])
+        if had_rows:
+            used.purger.nudge(removed=True)
+        return RolloutRemoval(
+            removed=[rollout_id for rollout_id in rollout_ids if rollout_id in had_rows],
+            absent=[rollout_id for rollout_id in rollout_ids if rollout_id not in had_rows],
+        )
+
+    async def _forget_fences(self, older_than: timedelta) -> FenceCount:
+        forgotten = kept = kept_bytes = 0
+        last_id: str | None = ""
+        while last_id is not None:
+            rows = await self._call(
+                Use.REMOVE,
+                f"SELECT * FROM {self._function('forget_fences')}($1, $2, {_FENCES_AT_A_TIME})",
+                last_id,
+                min(older_than, _LONGEST_INTERVAL),
+            )
+            last_id, *counts = rows[0]
+            forgotten, kept, kept_bytes = (
+                total + count for total, count in zip((forgotten, kept, kept_bytes), counts, strict=True)
+            )
+        return FenceCount(forgotten, kept, kept_bytes)
+
+    def _function(self, name: str) -> str:
+        return f'"{self._schema}".{name}'
+
+    async def _call(self, use: Use, statement: str, *arguments: object) -> list[Any]:
+        used, deadline = self._use()
+        return await used.connections.call(use, statement, *arguments, deadline=deadline)
+
+    def _use(self) -> tuple[_InUse, float]:
+        """Returns what the handle works with in this event loop, and by when an operation that begins now must end."""
+        if self._closed:
+            raise LedgerClosedError("this PostgresLedger is closed")
+        loop = asyncio.get_running_loop()
+        used = self._in_use
+        if used is None or used.loop.is_closed():
+            connections = Connections(
+                self._dsn,
+                self._schema,
+                max_connections=self._max_connections,
+                operation_timeout_s=self._operation_timeout_s,
+                prepared_statements=self._prepared_statements,
+            )
+            used = self._in_use = _InUse(connections, self._schema, self._operation_timeout_s)
+        elif used.loop is not loop or used.process_id != os.getpid():
+            raise LedgerError(
+                "this PostgresLedger is in use by another event loop, or was before this process was forked: "
+                "build one for each event loop"
+            )
+        used.purger.nudge()
+        return used, loop.time() + self._operation_timeout_s

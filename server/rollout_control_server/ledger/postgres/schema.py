@@ -1,0 +1,82 @@
+"""The ledger's schema in a database: made, migrated, or refused."""
+
+import re
+from importlib.resources import files
+from typing import Any, Final
+
+import asyncpg
+
+from rollout_control_server.errors import LedgerRefusedError
+
+VERSION: Final = 1
+"""The schema version of this program. Version N is what schema_1.sql to schema_N.sql make, one after the other."""
+
+_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_MIGRATION_LOCK: Final = 0x726F6C6C6F757431
+"""A number of our own in PostgreSQL's space of advisory locks."""
+
+
+def check_name(name: str) -> str:
+    """Returns the name if it can be a schema's.
+
+    Raises:
+        ValueError: It is something else than lower-case ASCII letters, digits and underscores, or PostgreSQL's own.
+    """
+    if _NAME.fullmatch(name) is None or name.startswith("pg_"):
+        raise ValueError(
+            f"invalid schema name {name[:80]!a}: use 1 to 63 lower-case ASCII letters, digits and '_', "
+            "not beginning with a digit or 'pg_'"
+        )
+    return name
+
+
+def script(version: int, name: str) -> str:
+    """Returns the SQL that makes this version of the version before it."""
+    text = files(__package__).joinpath(f"schema_{version}.sql").read_text(encoding="utf-8")
+    return text.replace("{schema}", f'"{name}"')
+
+
+async def make_ready(connection: Any, name: str) -> None:
+    """Makes or migrates the schema if that is needed. Several processes may do so at once.
+
+    Raises:
+        LedgerRefusedError: The schema is newer than this program, or somebody else's.
+        asyncpg.PostgresError: What PostgreSQL had against it.
+    """
+    if await _read_version(connection, name) == VERSION:
+        return
+    async with connection.transaction(isolation="read_committed"):
+        # Held until the transaction's end; whoever comes second finds the work done.
+        await connection.execute(f"SET LOCAL lock_timeout = '2s'; SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+        found = await _read_version(connection, name)
+        if found == 0:
+            await _check_unused(connection, name)
+            if not await connection.fetchval("SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", name):
+                await connection.execute(f'CREATE SCHEMA "{name}"')
+        for version in range(found + 1, VERSION + 1):
+            await connection.execute(script(version, name))
+        if found == 0:
+            await connection.execute(f'INSERT INTO "{name}".schema_version VALUES ({VERSION})')
+        elif found < VERSION:
+            await connection.execute(f'UPDATE "{name}".schema_version SET version = {VERSION}')
+
+
+async def _read_version(connection: Any, name: str) -> int:
+    """Returns the version of the schema, 0 when there is none."""
+    if await connection.fetchval("SELECT to_regclass($1) IS NULL", f'"{name}".schema_version'):
+        return 0
+    version: int = await connection.fetchval(f'SELECT version FROM "{name}".schema_version')  # noqa: S608
+    if version > VERSION:
+        raise LedgerRefusedError(
+            f"schema {name!r} has version {version}, and this program knows versions up to {VERSION}: "
+            "upgrade rollout-control, or name another schema"
+        )
+    return version
+
+
+async def _check_unused(connection: Any, name: str) -> None:
+    if await connection.fetchval(
+        "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1)",
+        name,
+    ):
+        raise LedgerRefusedError(f"schema {name!r} holds tables of something else: name another schema")
