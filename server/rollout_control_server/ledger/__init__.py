@@ -15,17 +15,25 @@ def open_ledger(url: str) -> CaptureLedger:
     - `memory://`: in this process, gone with it.
     - `sqlite:///PATH`: in a file that the processes of one machine share. PATH is relative to the working directory,
       and absolute with a fourth slash: `sqlite:////var/lib/ledger.sqlite`.
+    - `postgresql://USER:PASSWORD@HOST/DATABASE`: in a PostgreSQL database; the query takes what libpq's takes, and the
+      options of PostgresLedger.
 
     Raises:
         LedgerRefusedError: What the URL names cannot be a ledger.
+        ModuleNotFoundError: The URL's kind of ledger needs an extra that is not installed.
         ValueError: The URL names no kind of ledger.
     """
+    if url.startswith(("postgresql://", "postgres://")):
+        # Its driver is an extra of its own.
+        from rollout_control_server.ledger.postgres import PostgresLedger
+
+        return PostgresLedger.from_url(url)
     scheme = urlsplit(url).scheme
     if url == "memory://":
         return MemoryLedger()
     if scheme == "sqlite":
         return _open_sqlite(url)
-    raise ValueError(f"no ledger has the URL scheme {scheme!r}; use memory:// or sqlite:///PATH")
+    raise ValueError(f"no ledger has the URL scheme {scheme!r}; use memory://, sqlite:///PATH or postgresql://...")
 
 
 def _open_sqlite(url: str) -> SqliteLedger:

@@ -1,11 +1,9 @@
 """A capture ledger in PostgreSQL, for model servers on many hosts. The only package that imports asyncpg."""
 
-try:
-    import asyncpg as _asyncpg  # noqa: F401
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "PostgresLedger needs asyncpg: install rollout-control[postgres]", name="asyncpg"
-    ) from error
+from importlib.util import find_spec
+
+if find_spec("asyncpg") is None:
+    raise ModuleNotFoundError("PostgresLedger needs asyncpg: install rollout-control[postgres]", name="asyncpg")
 
 from rollout_control_server.ledger.postgres.ledger import PostgresLedger
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import asyncpg
 
 from rollout_control_server.errors import LedgerUnavailableError
-from rollout_control_server.ledger.postgres import schema
 from rollout_control_server.ledger.postgres.faults import LockTimeoutError, ledger_error_of
+from rollout_control_server.ledger.postgres.schema import make_schema_ready
 
 MIN_CONNECTIONS: Final = 5
 """One for each use."""
@@ -41,14 +41,14 @@ class Connections:
     def __init__(
         self,
         dsn: str,
-        schema_name: str,
+        schema: str,
         *,
         max_connections: int,
         operation_timeout_s: float,
         prepared_statements: bool,
     ) -> None:
         self._dsn = dsn
-        self._schema_name = schema_name
+        self._schema = schema
         self._attempt_timeout_s = operation_timeout_s / 2
         self._prepared_statements = prepared_statements
         shares = dict.fromkeys(Use, 1) | {Use.WRITE: max(1, max_connections // 4)}
@@ -66,16 +66,16 @@ class Connections:
         return self._shares[use]
 
     async def call(
-        self, use: Use, statement: str, *arguments: object, deadline: float, wait_for_locks: bool = True
+        self, use: Use, function: str, *arguments: object, deadline: float, wait_for_locks: bool = True
     ) -> list[Any]:
-        """Returns the rows of one statement, which must be safe to repeat.
+        """Returns the rows of one of the schema's functions, which must be safe to repeat.
 
         After a fault it is repeated, on another connection, until the deadline: the outcome of an attempt whose
         connection died at its commit is unknown.
 
         Args:
             use: Which share of the connections it takes.
-            statement: The SQL.
+            function: Its name.
             arguments: Its parameters.
             deadline: The event loop's time.
             wait_for_locks: Whether a lock that is not granted is a fault to be repeated.
@@ -83,6 +83,8 @@ class Connections:
         Raises:
             LedgerError: As `ledger_error_of` translates what happened.
         """
+        placeholders = ", ".join(f"${number}" for number in range(1, len(arguments) + 1))
+        statement = f'SELECT * FROM "{self._schema}".{function}({placeholders})'
         self._calls += 1
         try:
             return await self._call(use, statement, arguments, deadline, wait_for_locks=wait_for_locks)
@@ -180,7 +182,7 @@ class Connections:
     async def _make_schema_ready(self, connection: Any) -> None:
         async with self._schema_lock:
             if not self._schema_is_ready:
-                await schema.make_ready(connection, self._schema_name)
+                await make_schema_ready(connection, self._schema)
                 self._schema_is_ready = True
 
 

@@ -47,10 +47,8 @@ def ledger_error_of(error: Exception) -> LedgerError:
         return error
     if isinstance(error, asyncpg.PostgresError):
         return _of_postgres(error, error.sqlstate or "")
-    if isinstance(error, TimeoutError):
-        return LedgerUnavailableError("PostgreSQL did not answer in time")
-    if isinstance(error, OSError):
-        return LedgerUnavailableError(f"PostgreSQL cannot be reached: {type(error).__name__}, {error.strerror}")
+    if isinstance(error, OSError):  # TimeoutError is one.
+        return LedgerUnavailableError(f"PostgreSQL cannot be reached, or does not answer: {type(error).__name__}")
     if isinstance(error, asyncpg.ClientConfigurationError | ValueError):
         # Its message may quote the DSN, and so the password.
         return LedgerRefusedError("asyncpg cannot read the DSN: see docs/postgres.md for its form")

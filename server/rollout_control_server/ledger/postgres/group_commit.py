@@ -34,9 +34,7 @@ class GroupCommit:
     a little, or else in a later batch. So a rollout whose lock is stuck delays no other, however many there are.
     """
 
-    def __init__(self, connections: Connections, schema: str) -> None:
-        parameters = ", ".join(f"${number}" for number in range(1, len(Row._fields) + 2))
-        self._statement = f'SELECT "{schema}".record_rows({parameters})'
+    def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._waiting: dict[str, deque[_Write]] = {}
         self._ready: dict[str, None] = {}
@@ -167,7 +165,7 @@ class GroupCommit:
         try:
             rows = await self._connections.call(
                 Use.CONTENDED_WRITE if patiently else Use.WRITE,
-                self._statement,
+                "record_rows",
                 patiently,
                 *map(list, zip(*(write.row for write in batch), strict=True)),
                 deadline=max(write.deadline for write in batch),
@@ -181,9 +179,7 @@ class GroupCommit:
             if len(batch) == 1:
                 return [error]
             # One row that the database cannot take must not fail its neighbours.
-            return [
-                outcome for write in batch for outcome in await self._outcomes_of([write], patiently=patiently)
-            ]
+            return [outcome for write in batch for outcome in await self._outcomes_of([write], patiently=patiently)]
         return [Outcome(outcome) for outcome in rows[0][0]]
 
     def _release(self, rollout_id: str) -> None:

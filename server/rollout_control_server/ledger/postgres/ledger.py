@@ -52,12 +52,12 @@ _URL_OPTIONS: Final[dict[str, Callable[[str], object]]] = {
 class _InUse:
     """What a handle has once it is used: it belongs to one event loop of one process."""
 
-    def __init__(self, connections: Connections, schema: str, operation_timeout_s: float) -> None:
+    def __init__(self, connections: Connections, operation_timeout_s: float) -> None:
         self.loop = asyncio.get_running_loop()
         self.process_id = os.getpid()
         self.connections = connections
-        self.writer = GroupCommit(connections, schema)
-        self.purger = Purger(connections, schema, operation_timeout_s)
+        self.writer = GroupCommit(connections)
+        self.purger = Purger(connections, operation_timeout_s)
 
 
 class PostgresLedger(CaptureLedger):
@@ -127,8 +127,8 @@ class PostgresLedger(CaptureLedger):
 
     async def check_ready(self) -> None:
         """Returns if the database answers, has the schema, and takes writes."""
-        rows = await self._call(Use.READ, "SELECT current_setting('transaction_read_only')")
-        if rows[0][0] != "off":
+        rows = await self._call(Use.READ, "takes_writes")
+        if not rows[0][0]:
             raise LedgerUnavailableError("the server is read-only, a standby or on its way to be one")
 
     async def aclose(self) -> None:
@@ -158,14 +158,14 @@ class PostgresLedger(CaptureLedger):
         return await used.writer.write(Row.of_failure(failure), None, deadline) is Outcome.KEPT
 
     async def _manifest(self, rollout_id: str) -> bytes:
-        rows = await self._call(Use.READ, f"SELECT * FROM {self._function('manifest')}($1)", rollout_id)
+        rows = await self._call(Use.READ, "manifest", rollout_id)
         if rows and rows[0][0] is None:
             raise RolloutRetiredError(rollout_id)
         records = [row_json for failed, row_json in rows if not failed]
         return join_manifest(rollout_id, records, [row_json for _, row_json in rows[len(records) :]])
 
     async def _has_rows(self, rollout_id: str) -> bool:
-        rows = await self._call(Use.READ, f"SELECT {self._function('is_fenced')}($1)", rollout_id)
+        rows = await self._call(Use.READ, "is_fenced", rollout_id)
         if rows[0][0]:
             raise RolloutRetiredError(rollout_id)
         return rows[0][0] is not None
@@ -173,7 +173,7 @@ class PostgresLedger(CaptureLedger):
     async def _find_parent(self, rollout_id: str, fingerprint: str, fingerprint_version: int) -> CheckedCommit | None:
         rows = await self._call(
             Use.READ,
-            f"SELECT * FROM {self._function('find_parent')}($1, $2, $3)",
+            "find_parent",
             rollout_id,
             hashlib.sha256(fingerprint.encode()).digest(),
             fingerprint_version,
@@ -204,9 +204,7 @@ class PostgresLedger(CaptureLedger):
 
     async def _remove(self, function: str, rollout_ids: list[str]) -> RolloutRemoval:
         used, _ = self._use()
-        rows = await self._call(
-            Use.REMOVE, f"SELECT {self._function(function)}($1, $2)", uuid.uuid4(), sorted(rollout_ids)
-        )
+        rows = await self._call(Use.REMOVE, function, uuid.uuid4(), sorted(rollout_ids))
         had_rows = frozenset(rows[0][0])
         if had_rows:
             used.purger.nudge(removed=True)
@@ -221,9 +219,10 @@ class PostgresLedger(CaptureLedger):
         while last_id is not None:
             rows = await self._call(
                 Use.REMOVE,
-                f"SELECT * FROM {self._function('forget_fences')}($1, $2, {_FENCES_AT_A_TIME})",
+                "forget_fences",
                 last_id,
                 min(older_than, _LONGEST_INTERVAL),
+                _FENCES_AT_A_TIME,
             )
             last_id, *counts = rows[0]
             forgotten, kept, kept_bytes = (
@@ -231,12 +230,9 @@ class PostgresLedger(CaptureLedger):
             )
         return FenceCount(forgotten, kept, kept_bytes)
 
-    def _function(self, name: str) -> str:
-        return f'"{self._schema}".{name}'
-
-    async def _call(self, use: Use, statement: str, *arguments: object) -> list[Any]:
+    async def _call(self, use: Use, function: str, *arguments: object) -> list[Any]:
         used, deadline = self._use()
-        return await used.connections.call(use, statement, *arguments, deadline=deadline)
+        return await used.connections.call(use, function, *arguments, deadline=deadline)
 
     def _use(self) -> tuple[_InUse, float]:
         """Returns what the handle works with in this event loop, and by when an operation that begins now must end."""
@@ -252,7 +248,7 @@ class PostgresLedger(CaptureLedger):
                 operation_timeout_s=self._operation_timeout_s,
                 prepared_statements=self._prepared_statements,
             )
-            used = self._in_use = _InUse(connections, self._schema, self._operation_timeout_s)
+            used = self._in_use = _InUse(connections, self._operation_timeout_s)
         elif used.loop is not loop or used.process_id != os.getpid():
             raise LedgerError(
                 "this PostgresLedger is in use by another event loop, or was before this process was forked: "

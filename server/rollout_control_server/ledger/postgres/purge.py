@@ -20,8 +20,7 @@ class Purger:
     Between two chunks it rests for as long as a chunk took, so that it takes half of one connection's time at most.
     """
 
-    def __init__(self, connections: Connections, schema: str, chunk_timeout_s: float) -> None:
-        self._statement = f'SELECT "{schema}".purge({CHUNK_ROWS})'  # noqa: S608
+    def __init__(self, connections: Connections, chunk_timeout_s: float) -> None:
         self._connections = connections
         self._chunk_timeout_s = chunk_timeout_s
         self._task: asyncio.Task[None] | None = None
@@ -52,7 +51,7 @@ class Purger:
                 begun = loop.time()
                 try:
                     rows = await self._connections.call(
-                        Use.PURGE, self._statement, deadline=begun + self._chunk_timeout_s
+                        Use.PURGE, "purge", CHUNK_ROWS, deadline=begun + self._chunk_timeout_s
                     )
                 except LedgerError as error:
                     # What is not purged now is found again later; nobody waits for it.

@@ -4,8 +4,6 @@ import re
 from importlib.resources import files
 from typing import Any, Final
 
-import asyncpg
-
 from rollout_control_server.errors import LedgerRefusedError
 
 VERSION: Final = 1
@@ -36,7 +34,7 @@ def script(version: int, name: str) -> str:
     return text.replace("{schema}", f'"{name}"')
 
 
-async def make_ready(connection: Any, name: str) -> None:
+async def make_schema_ready(connection: Any, name: str) -> None:
     """Makes or migrates the schema if that is needed. Several processes may do so at once.
 
     Raises:
@@ -65,7 +63,7 @@ async def _read_version(connection: Any, name: str) -> int:
     """Returns the version of the schema, 0 when there is none."""
     if await connection.fetchval("SELECT to_regclass($1) IS NULL", f'"{name}".schema_version'):
         return 0
-    version: int = await connection.fetchval(f'SELECT version FROM "{name}".schema_version')  # noqa: S608
+    version: int = await connection.fetchval(f'SELECT version FROM "{name}".schema_version')
     if version > VERSION:
         raise LedgerRefusedError(
             f"schema {name!r} has version {version}, and this program knows versions up to {VERSION}: "

@@ -337,6 +337,11 @@ END $$;
 
 -- Reading. These functions are STABLE: all their statements read the one snapshot of the calling statement.
 
+CREATE FUNCTION {schema}.takes_writes() RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN current_setting('transaction_read_only') = 'off';
+END $$;
+
 -- Returns whether a rollout is fenced; null when it has neither rows nor a fence.
 CREATE FUNCTION {schema}.is_fenced(wanted text) RETURNS boolean LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
 BEGIN
