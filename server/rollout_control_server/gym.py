@@ -178,9 +178,9 @@ class GymCaptureLedger:
         for rollout_id in list(self._owed):
             try:
                 await self._settle(rollout_id)
-            except Exception:
+            except Exception as error:
                 lost = list(self._owed.get(rollout_id, {}).items())
-                logger.exception("closing loses failure rows of rollout %r, as call and reason: %r", rollout_id, lost)
+                logger.error("lost the owed failure rows %r of rollout %r: %s", lost, rollout_id, error)
         self._owed.clear()
         await self._ledger.aclose()
 
@@ -189,12 +189,13 @@ class GymCaptureLedger:
             await self._patiently(commit.rollout_id, lambda: self._ledger.record(commit))
         except (TypeError, ValueError):  # No fault of the storage, which has changed nothing: Gym notes the failure.
             raise
-        except Exception:
-            logger.exception(
-                "could not record call %r of rollout %r, whose tokens are staged at %r",
+        except Exception as error:
+            logger.error(
+                "could not record call %r of rollout %r, whose tokens are staged at %r, and owe a failure row: %s",
                 commit.record.model_call_id,
                 commit.rollout_id,
                 commit.record.staging_key,
+                error,
             )
             self._owe(commit.rollout_id, commit.record.model_call_id, LEDGER_UNAVAILABLE_REASON)
             raise
@@ -204,8 +205,8 @@ class GymCaptureLedger:
             await self._patiently(rollout_id, lambda: self._ledger.record_failure(rollout_id, model_call_id, reason))
         except (TypeError, ValueError):
             raise
-        except Exception:
-            logger.exception("could not note that call %r of rollout %r failed", model_call_id, rollout_id)
+        except Exception as error:
+            logger.error("owe the failure row of call %r of rollout %r: %s", model_call_id, rollout_id, error)
             self._owe(rollout_id, model_call_id, reason)
             raise
 
@@ -248,6 +249,7 @@ class GymCaptureLedger:
         """Writes what is owed for the rollout."""
         for model_call_id, reason in list(self._owed.get(rollout_id, {}).items()):
             await self._ledger.record_failure(rollout_id, model_call_id, reason)
+            logger.info("wrote the failure row of call %r of rollout %r that was owed", model_call_id, rollout_id)
             owed = self._owed.get(rollout_id, {})
             owed.pop(model_call_id, None)
             if not owed:
@@ -265,7 +267,7 @@ class GymCaptureLedger:
                 except LedgerClosedError:
                     return
                 except Exception as error:
-                    logger.warning("still owing failure rows of rollout %r: %s", rollout_id, error)
+                    logger.debug("still owe failure rows of rollout %r: %s", rollout_id, error)
 
     def _forgive(self, removal: RolloutRemoval) -> dict[str, list[str]]:
         for rollout_id in (*removal.removed, *removal.absent):

@@ -24,6 +24,7 @@ async def worker() -> AsyncGenerator[InferenceWorker, None]:
     worker = InferenceWorker()
     async with gym_http_client(), serving(worker.app) as worker.url:
         yield worker
+        worker.proceed.set()
 
 
 @pytest.fixture
