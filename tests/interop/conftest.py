@@ -1,7 +1,10 @@
 """A Gym model server of the test's own: with an inference worker, an agent, and a trainer's client."""
 
+import asyncio
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,8 @@ from rollout_control_client import RolloutControlClient
 
 
 @pytest.fixture(autouse=True)
-def control_token(monkeypatch: pytest.MonkeyPatch) -> str:
+def control_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEMO_GYM_TOKEN_CAPTURE_CONTROL_TOKEN", TOKEN)
-    return TOKEN
 
 
 @pytest.fixture
@@ -39,6 +41,49 @@ async def start_gym(worker: InferenceWorker) -> AsyncGenerator[Callable[..., Awa
         yield start
 
 
+@dataclass
+class GymProcess:
+    """A worker process of a Gym model server."""
+
+    base_url: str
+    process: asyncio.subprocess.Process
+
+    async def stop(self) -> int:
+        """Lets it finish what it serves, and close its ledger."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return await self.process.wait()
+
+    async def kill(self) -> None:
+        self.process.kill()
+        await self.process.wait()
+
+
+@pytest.fixture
+async def start_gym_process(worker: InferenceWorker) -> AsyncGenerator[Callable[..., Awaitable[GymProcess]], None]:
+    """`await start_gym_process(ledger_url)` starts one of two worker processes that share a ledger."""
+    async with AsyncExitStack() as stack:
+
+        async def start(ledger_url: str) -> GymProcess:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                str(Path(__file__).with_name("gym_model_server.py")),
+                *(worker.url, ledger_url, "2"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            assert process.stdout is not None
+            line = b""
+            while not line.startswith(b"http"):
+                line = await process.stdout.readline()
+                assert line, "the worker process ended before it served"
+            started = GymProcess(line.decode().strip(), process)
+            stack.push_async_callback(started.stop)
+            return started
+
+        yield start
+
+
 @pytest.fixture
 async def make_agent() -> AsyncGenerator[Callable[..., Agent], None]:
     async with httpx.AsyncClient(timeout=60) as http:
@@ -46,13 +91,13 @@ async def make_agent() -> AsyncGenerator[Callable[..., Agent], None]:
 
 
 @pytest.fixture
-async def connect(control_token: str) -> AsyncGenerator[Callable[[str], RolloutControlClient], None]:
+async def connect() -> AsyncGenerator[Callable[[str], RolloutControlClient], None]:
     """`connect(base_url)` makes a trainer's client of ours."""
     async with AsyncExitStack() as stack:
         clients: list[RolloutControlClient] = []
 
         def make(base_url: str) -> RolloutControlClient:
-            clients.append(RolloutControlClient(base_url, control_token, request_timeout_s=20))
+            clients.append(RolloutControlClient(base_url, TOKEN, request_timeout_s=20))
             stack.push_async_callback(clients[-1].aclose)
             return clients[-1]
 

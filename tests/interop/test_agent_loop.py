@@ -1,9 +1,13 @@
 """An agent's conversation through Gym's own model server on a ledger of ours, and what a trainer makes of it."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from gym_model_server import TOKEN
 from inference_worker import InferenceWorker
 from nemo_gym.token_id_capture.staging.rebuild import LinearizedRow, verify_and_linearize
 from nemo_gym.token_id_capture.staging.records import RolloutManifest, RolloutReceipt
@@ -14,16 +18,17 @@ from rollout_control_client import RolloutControlClient, RolloutRetiredError
 TURNS = 20
 
 StartGym = Callable[..., Awaitable[str]]
+StartGymProcess = Callable[..., Awaitable[Any]]
 MakeAgent = Callable[..., Agent]
 Connect = Callable[[str], RolloutControlClient]
 
 
-async def read_manifest(base_url: str, rollout_id: str, token: str) -> RolloutManifest:
+async def read_manifest(base_url: str, rollout_id: str) -> RolloutManifest:
     """Reads it over HTTP, and checks it as Gym does."""
     async with httpx.AsyncClient() as http:
         answer = await http.get(
             f"{base_url}/training-token-capture/control/rollouts/{rollout_id}/manifest",
-            headers={"Authorization": f"Bearer {token}"},
+            headers={"Authorization": f"Bearer {TOKEN}"},
         )
     assert answer.status_code == 200, answer.text
     return RolloutManifest.model_validate_json(answer.content)
@@ -54,13 +59,11 @@ async def converse(agent: Agent, worker: InferenceWorker) -> None:
             await agent.turn(f"question {turn}")
 
 
-async def check_rollouts(
-    workers: list[str], worker: InferenceWorker, make_agent: MakeAgent, connect: Connect, token: str
-) -> None:
+async def check_rollouts(workers: list[str], worker: InferenceWorker, make_agent: MakeAgent, connect: Connect) -> None:
     agent = make_agent("train-0001", *workers)
     await converse(agent, worker)
     for base_url in workers:
-        manifest = await read_manifest(base_url, "train-0001", token)
+        manifest = await read_manifest(base_url, "train-0001")
         assert manifest.failures == []
         assert len(manifest.records) == TURNS + 1
         row = train_on(manifest, worker)
@@ -73,7 +76,7 @@ async def check_rollouts(
     await poisoned.turn("question 1")
     # What followed the call that was not captured has no parent: it is served, and not captured.
     await poisoned.turn("question 2")
-    manifest = await read_manifest(workers[0], "train-0002", token)
+    manifest = await read_manifest(workers[0], "train-0002")
     assert [record.response_id for record in manifest.records] == [poisoned.answers[0]["id"]]
     assert [failure.reason for failure in manifest.failures] == [
         "worker_capture_failed",
@@ -94,10 +97,54 @@ async def check_rollouts(
             with pytest.raises(RolloutRetiredError):
                 await connect(base_url).manifest(rollout_id)
     assert (await trainer.delete(["train-0001"])).absent == ["train-0001"]
-    assert (await read_manifest(workers[-1], "train-0001", token)).records == []
+    assert (await read_manifest(workers[-1], "train-0001")).records == []
 
 
 async def test_twenty_turns_on_a_ledger_in_memory(
-    worker: InferenceWorker, start_gym: StartGym, make_agent: MakeAgent, connect: Connect, control_token: str
+    worker: InferenceWorker, start_gym: StartGym, make_agent: MakeAgent, connect: Connect
 ) -> None:
-    await check_rollouts([await start_gym("memory://")], worker, make_agent, connect, control_token)
+    await check_rollouts([await start_gym("memory://")], worker, make_agent, connect)
+
+
+async def test_twenty_turns_on_a_file_that_two_worker_processes_share(
+    tmp_path: Path,
+    worker: InferenceWorker,
+    start_gym_process: StartGymProcess,
+    make_agent: MakeAgent,
+    connect: Connect,
+) -> None:
+    # The agent's turns alternate between the two: each call's parent was committed in the other process.
+    url = f"sqlite:///{tmp_path}/ledger.sqlite"
+    one, other = await start_gym_process(url), await start_gym_process(url)
+    await check_rollouts([one.base_url, other.base_url], worker, make_agent, connect)
+    assert (await one.stop(), await other.stop()) == (0, 0)
+
+
+async def test_killing_a_worker_process_in_a_call_loses_nothing_that_an_agent_has(
+    tmp_path: Path,
+    worker: InferenceWorker,
+    start_gym_process: StartGymProcess,
+    make_agent: MakeAgent,
+) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.sqlite"
+    killed, left = await start_gym_process(url), await start_gym_process(url)
+    agent = make_agent("train-0001", killed.base_url)
+    await agent.turn("question 0")
+    agent.messages.append({"role": "user", "content": "question 1"})
+    worker.generating.clear()
+    worker.proceed.clear()
+    lost = asyncio.create_task(agent.send())
+    await worker.generating.wait()
+    await killed.kill()
+    with pytest.raises(httpx.TransportError):
+        await lost
+    worker.proceed.set()
+
+    agent.workers = [left.base_url]
+    agent.hear((await agent.send()).json())
+    await agent.turn("question 2")
+    manifest = await read_manifest(left.base_url, "train-0001")
+    assert manifest.failures == []
+    assert [record.response_id for record in manifest.records] == [answer["id"] for answer in agent.answers]
+    # The worker may have staged the tokens of the lost call; the manifest names none of them.
+    assert len(train_on(manifest, worker).model_call_ids) == 3

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import httpx
 import pytest
+from gym_model_server import TOKEN
 from inference_worker import InferenceWorker
 from nemo_gym.token_id_capture.records import UNCOMMITTED_CALL_REASON
 from rollout_agent import Agent
@@ -171,7 +172,7 @@ async def test_storage_down_while_an_unresolved_request_is_noted_fails_that_call
 
 
 async def test_storage_down_after_generation_owes_a_failure_row(
-    agent: Agent, worker: InferenceWorker, trainer: RolloutControlClient, ledger: FailingLedger, control_token: str
+    agent: Agent, worker: InferenceWorker, trainer: RolloutControlClient, ledger: FailingLedger
 ) -> None:
     await agent.turn("question 0")
     await generated_but_not_recorded(agent, worker, ledger)
@@ -181,7 +182,7 @@ async def test_storage_down_after_generation_owes_a_failure_row(
     assert (await agent.send()).status_code == 500, "a further call is refused"
     assert worker.completions == 2
     manifest_url = f"{agent.workers[0]}/training-token-capture/control/rollouts/{ROLLOUT}/manifest"
-    answer = await agent.http.get(manifest_url, headers={"Authorization": f"Bearer {control_token}"})
+    answer = await agent.http.get(manifest_url, headers={"Authorization": f"Bearer {TOKEN}"})
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
 
     ledger.down = False
