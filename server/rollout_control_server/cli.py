@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-from importlib.metadata import version
 from typing import Final
 
 import click
@@ -27,7 +26,7 @@ ledger_option = click.option(
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("rollout-control"))
+@click.version_option(package_name="rollout-control")
 def rollout_control() -> None:
     """The control plane between model servers and trainers: read, retire and delete capture ledgers."""
 

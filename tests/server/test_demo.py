@@ -1,0 +1,48 @@
+"""The demo, as somebody runs it, and that it can fail."""
+
+import asyncio
+import os
+import subprocess
+import sys
+
+import pytest
+from rollout_control_server.demo import run_demo, trainer
+from rollout_control_server.demo.rollouts import DemoRollout, demo_rollout
+
+
+def test_it_shows_the_whole_life_of_rollouts() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "rollout_control_server", "demo", "--rollouts", "40"],
+        env={**os.environ, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for word in ("40 are row for row what was recorded", "40 removed", "40 are 410", "1 discarded", "40 absent", "401"):
+        assert word in ended.stdout, word
+    assert "NO" not in ended.stdout
+    assert "Everything is as promised." in ended.stdout
+
+
+def test_it_fails_when_a_row_is_lost(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The trainer expects a call more than the model server records."""
+
+    def longer(run: str, number: int) -> DemoRollout:
+        rollout = demo_rollout(run, number)
+        return DemoRollout(rollout.rollout_id, [*rollout.commits, *demo_rollout(run, number + 1).commits], [])
+
+    monkeypatch.setattr(trainer, "demo_rollout", longer)
+    assert asyncio.run(run_demo("memory://", 12)) == 1
+    shown = capsys.readouterr().out
+    assert "NO" in shown
+    assert "Something is not as promised." in shown
+
+
+def test_rollouts_have_branches_and_failures() -> None:
+    rollouts = [demo_rollout("run", number) for number in range(300)]
+    parents = [[commit.record.parent_call_id for commit in rollout.commits] for rollout in rollouts]
+    assert any(len(ids) != len(set(ids)) for ids in parents)
+    assert any(rollout.failures for rollout in rollouts)
+    assert rollouts == [demo_rollout("run", number) for number in range(300)]

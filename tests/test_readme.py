@@ -1,0 +1,52 @@
+"""The README's code is run as it stands there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rollout_control_server import MemoryLedger
+from rollout_control_server.samples import sample_conversation
+from served import TOKEN, controlled
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def test_the_trainer_runs(tmp_path: Path) -> None:
+    """Against a server that knows one of its rollouts: what it prints is what was recorded, and it retires both."""
+    import asyncio
+
+    (program,) = (block for block in blocks("python") if "def finish_step" in block)
+    assert len(program.strip().splitlines()) <= 16
+    ledger = MemoryLedger()
+
+    async def record() -> None:
+        for commit in sample_conversation("train-0007.sample-3", 5):
+            await ledger.record(commit)
+
+    asyncio.run(record())
+    with controlled(ledger) as control:
+        program = program.replace("http://127.0.0.1:8080", control.base_url).replace('"TOKEN"', repr(TOKEN))
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert sorted(ended.stdout.splitlines()) == [
+            "train-0007.sample-3 5 calls, 0 failed captures",
+            "train-0007.sample-4 0 calls, 0 failed captures",
+        ]
+        assert control.get_manifest("train-0007.sample-3").status_code == 410
+
+
+def test_the_two_commands_stand_on_the_first_screen() -> None:
+    first_screen = README.read_text().splitlines()[:45]
+    commands = [line for line in first_screen if line.startswith("python3 -m venv .venv && ")]
+    assert [command.rpartition("/")[2] for command in commands] == ["rollout-control demo", "nox -s tests"]
+
+
+@pytest.mark.parametrize("block", blocks("console"))
+def test_a_command_is_one_line(block: str) -> None:
+    assert len(block.strip().splitlines()) == 1
