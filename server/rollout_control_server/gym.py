@@ -38,9 +38,6 @@ LEDGER_UNAVAILABLE_REASON: Final = "ledger_unavailable"
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
 
-# Releases of Gym after 0.7.0 have this class, and answer 410 to it; 0.7.0 knows of no retired rollouts.
-_GymRetiredError: Final[type[Exception] | None] = getattr(protocols, "RolloutRetiredError", None)
-
 
 class GymCaptureLedger:
     """Gym's `CaptureLedger` protocol over a ledger of ours.
@@ -139,7 +136,7 @@ class GymCaptureLedger:
         try:
             manifest = await self._ledger.manifest(rollout_id)
         except RolloutRetiredError as error:
-            raise _gym_error(error) from error
+            raise _as_gyms(error) from error
         decoded: dict[str, Any] = msgspec.json.decode(manifest)
         return decoded
 
@@ -156,9 +153,9 @@ class GymCaptureLedger:
         try:
             return await self._patiently(rollout_id, lambda: self._ledger.has_rows(rollout_id))
         except RolloutRetiredError as error:
-            if _GymRetiredError is None:
+            if _gyms_retired_error() is None:
                 return True
-            raise _gym_error(error) from error
+            raise _as_gyms(error) from error
 
     async def retire(self, rollout_ids: Sequence[str]) -> dict[str, list[str]]:
         """Fences rollouts and removes their rows, as `CaptureLedger.retire` says; owed rows go with them."""
@@ -292,6 +289,11 @@ def _continues(request_items: list[dict[str, Any]], parent: ParentLookup) -> boo
     return bool(conversation_digest(request_items[: parent.context_len]) == parent.context_digest)
 
 
-def _gym_error(error: RolloutRetiredError) -> Exception:
-    """Returns the error as Gym's own class, if this release of Gym has one."""
-    return error if _GymRetiredError is None else _GymRetiredError(str(error))
+def _gyms_retired_error() -> type[Exception] | None:
+    """Returns Gym's own class, to which its routes answer 410; 0.7.0 has none, and knows of no retired rollouts."""
+    return getattr(protocols, "RolloutRetiredError", None)
+
+
+def _as_gyms(error: RolloutRetiredError) -> Exception:
+    gyms = _gyms_retired_error()
+    return error if gyms is None else gyms(str(error))
