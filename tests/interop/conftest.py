@@ -91,15 +91,14 @@ async def make_agent() -> AsyncGenerator[Callable[..., Agent], None]:
 
 
 @pytest.fixture
-async def connect() -> AsyncGenerator[Callable[[str], RolloutControlClient], None]:
+async def connect() -> AsyncGenerator[Callable[..., RolloutControlClient], None]:
     """`connect(base_url)` makes a trainer's client of ours."""
     async with AsyncExitStack() as stack:
-        clients: list[RolloutControlClient] = []
 
-        def make(base_url: str) -> RolloutControlClient:
-            clients.append(RolloutControlClient(base_url, TOKEN, request_timeout_s=20))
-            stack.push_async_callback(clients[-1].aclose)
-            return clients[-1]
+        def make(base_url: str, token: str = TOKEN) -> RolloutControlClient:
+            client = RolloutControlClient(base_url, token, request_timeout_s=20)
+            stack.push_async_callback(client.aclose)
+            return client
 
         yield make
 

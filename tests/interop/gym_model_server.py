@@ -23,6 +23,9 @@ from rollout_control_server import install_rollout_control_routes
 TOKEN = "control-plane-token"
 OUTAGE_WAIT_S = 0.5
 
+# All that it takes: Gym bound the name when it was imported.
+gym_base.install_rollout_control_routes = install_rollout_control_routes
+
 
 def capture_settings(ledger_url: str, outage_wait_s: float = OUTAGE_WAIT_S) -> dict[str, Any]:
     return {
@@ -54,7 +57,6 @@ def build_app(worker_url: str, token_id_capture: dict[str, Any], num_workers: in
             global_config_dict=OmegaConf.create({"token_id_capture": token_id_capture}),
         ),
     )
-    gym_base.install_rollout_control_routes = install_rollout_control_routes
     app = server.setup_webserver()
     server.setup_liveness(app)
     server.setup_exception_middleware(app)
