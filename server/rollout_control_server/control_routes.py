@@ -72,12 +72,16 @@ def install_rollout_control_routes(
 
     Raises:
         TypeError: `app` is of another kind.
-        ValueError: The token is empty or cannot be sent in a header, or the application has control routes already.
+        ValueError: The token is empty or cannot be sent in a header, or the application has routes already that would
+            answer in their place.
     """
     control = control_application(lineage_store, auth_token, refuse_removal)
     mount = _mounting(app)
-    if any(str(getattr(route, "path", "")).startswith(CONTROL_ROUTE_PREFIX) for route in app.routes):
-        raise ValueError(f"this application already has routes below {CONTROL_ROUTE_PREFIX}; install them once")
+    if _answers_control_paths(app):
+        raise ValueError(
+            f"this application already has routes that answer paths below {CONTROL_ROUTE_PREFIX}; install them once, "
+            "and before a route that catches all paths"
+        )
     mount(control)
 
 
@@ -93,6 +97,15 @@ def _mounting(app: Any) -> Callable[[ASGIApp], object]:
     raise TypeError(
         f"control routes are installed in a Litestar, Starlette or FastAPI application, not in {type(app).__name__}"
     )
+
+
+def _answers_control_paths(app: Any) -> bool:
+    if isinstance(app, Litestar):
+        return any(route.path.startswith(CONTROL_ROUTE_PREFIX) for route in app.routes)
+    # A router that FastAPI has included shows no path, but can be asked like any route whether it matches one.
+    path = f"{CONTROL_ROUTE_PREFIX}/rollouts/r/manifest"
+    scope = {"type": "http", "method": "GET", "path": path, "root_path": "", "headers": []}
+    return any(route.matches(scope)[0].value for route in app.routes)
 
 
 def _as_handler(control: ASGIApp) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
