@@ -3,20 +3,20 @@
 import asyncio
 import copy
 import os
+import queue
 import sqlite3
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar
 
-from rollout_control_server.errors import LedgerClosedError, LedgerConflictError, LedgerError
+from rollout_control_server.errors import LedgerClosedError, LedgerError, LedgerUnavailableError
 from rollout_control_server.ledger.sqlite.chains import ChainCache
 from rollout_control_server.ledger.sqlite.faults import storage_faults
 from rollout_control_server.ledger.sqlite.file import LedgerFile
 from rollout_control_server.ledger.sqlite.purge import purge_is_due, purge_some
 from rollout_control_server.ledger.sqlite.schema import connect
-from rollout_control_server.ledger.sqlite.writes import WriteTransaction
+from rollout_control_server.ledger.sqlite.writes import RolloutStates, WriteTransaction
 
 __all__ = ["Writer"]
 
@@ -50,12 +50,13 @@ class Writer:
         self._file: Final = file
         self._chains: Final = chains
         self._busy_timeout_s: Final = busy_timeout_s
-        self._wake: Final = threading.Condition()
-        self._queue: Final[deque[_Job]] = deque()
+        self._lock: Final = threading.Lock()
+        self._queue: Final[queue.SimpleQueue[_Job | None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._stopping = False
+        self._stopped = False
         self._connection: sqlite3.Connection | None = None
         self._lock_holder: sqlite3.Connection | None = None
+        self._states = RolloutStates()
         self._next_purge: float | None = None
         self._checkpoint_at = _CHECKPOINT_BYTES
         self._linger_s = 0.001
@@ -63,27 +64,25 @@ class Writer:
     async def run(self, job: Callable[[WriteTransaction], _T]) -> _T:
         """Runs the job in the next transaction, and returns what it returned once that is durable."""
         future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        with self._wake:
-            if self._stopping:
+        with self._lock:
+            if self._stopped:
                 raise LedgerClosedError(f"this handle of the ledger {self._file.path} is closed: open another")
-            self._queue.append(_Job(job, future))
+            self._queue.put(_Job(job, future))
             self._start()
-            self._wake.notify()
         return await future
 
     def purge_soon(self) -> None:
-        """Lets the thread look for rows to purge."""
-        with self._wake:
-            if not self._stopping:
-                self._next_purge = time.perf_counter()
-                self._start()
-                self._wake.notify()
+        """Begins to purge; called before the first job."""
+        with self._lock:
+            self._next_purge = time.perf_counter()
+            self._start()
 
     def stop(self) -> threading.Thread | None:
         """Refuses new jobs, and returns the thread that finishes those it has, if there is one."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
+        with self._lock:
+            if not self._stopped:
+                self._stopped = True
+                self._queue.put(None)
             return self._thread
 
     def _start(self) -> None:
@@ -92,30 +91,38 @@ class Writer:
             self._thread.start()
 
     def _work(self) -> None:
-        while True:
-            with self._wake:
-                while not self._queue and not self._stopping and not self._purge_is_due():
-                    self._wake.wait(None if self._next_purge is None else self._next_purge - time.perf_counter())
-                jobs = list(self._queue)
-                self._queue.clear()
-                stopping = self._stopping
+        stopping = False
+        while not stopping:
+            jobs = []
+            for entry in self._next_entries():
+                if entry is None:
+                    stopping = True
+                else:
+                    jobs.append(entry)
             if jobs:
                 _deliver(jobs, self._commit(jobs))
-            elif stopping:
-                break
             self._keep_house(look_for_purge=bool(jobs))
         for connection in (self._lock_holder, self._connection):
             if connection is not None:
                 connection.close()
 
+    def _next_entries(self) -> list[_Job | None]:
+        """Waits for something to do, and returns all that has queued up; nothing when the purge is due."""
+        try:
+            timeout = None if self._next_purge is None else max(0, self._next_purge - time.perf_counter())
+            first = self._queue.get(timeout=timeout)
+        except queue.Empty:
+            return []
+        return [first, *(self._queue.get() for _ in range(self._queue.qsize()))]
+
     def _commit(self, jobs: list[_Job]) -> list[_Outcome]:
         """Commits the jobs and returns the outcome of each."""
         try:
             return self._transaction(jobs)
-        except LedgerError as error:
+        except LedgerUnavailableError as error:
             return [copy.copy(error) for _ in jobs]
         except Exception as error:
-            # One of them, and not the storage, is at fault: each alone, so that none fails its neighbours.
+            # One of them is at fault, or the pages that it needs: each alone, so that none fails its neighbours.
             return [error] if len(jobs) == 1 else [outcome for job in jobs for outcome in self._commit([job])]
 
     def _transaction(self, jobs: list[_Job]) -> list[_Outcome]:
@@ -123,16 +130,18 @@ class Writer:
             self._file.check()
             connection = self._open()
             connection.execute("BEGIN IMMEDIATE")
-            transaction = WriteTransaction(connection, self._chains)
             try:
+                transaction = WriteTransaction(connection, self._states, self._chains)
                 outcomes: list[_Outcome] = []
                 for job in jobs:
                     try:
                         outcomes.append(job.run(transaction))
-                    except LedgerConflictError as error:
+                    except LedgerError as error:  # it had not changed anything
                         outcomes.append(error)
+                transaction.flush()
                 connection.execute("COMMIT")
             except BaseException:
+                self._states = RolloutStates()
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise

@@ -2,16 +2,16 @@
 
 import sqlite3
 import time
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import msgspec
 
-from rollout_control_server.errors import LedgerConflictError, LedgerUnavailableError
+from rollout_control_server.errors import LedgerConflictError, LedgerCorruptError, LedgerUnavailableError
 from rollout_control_server.ledger.base import CheckedCommit, CheckedFailure
 from rollout_control_server.ledger.sqlite.chains import ChainCache
 from rollout_control_server.ledger.sqlite.rows import (
     SEQ_MASK,
+    StoredCall,
     call_key,
     chain_of,
     find_calls,
@@ -21,11 +21,24 @@ from rollout_control_server.ledger.sqlite.rows import (
 from rollout_control_server.ledger.sqlite.schema import SEQ_BITS
 from rollout_control_server.records import RolloutRemoval
 
-__all__ = ["FencesSeen", "WriteTransaction"]
+__all__ = ["FencesSeen", "RolloutStates", "WriteTransaction"]
 
 _ENCODER: Final = msgspec.json.Encoder()
 
-_FENCED: Final = None
+_MAX_KNOWN_ROLLOUTS: Final = 8192
+
+
+class RolloutState:
+    """Where a rollout with rows stands; never the same object for two generations."""
+
+    __slots__ = ("generation", "next_seq")
+
+    def __init__(self, generation: int, next_seq: int) -> None:
+        self.generation: Final = generation
+        self.next_seq = next_seq
+
+
+_FENCED: Final = RolloutState(-1, 0)
 
 
 class FencesSeen(NamedTuple):
@@ -44,13 +57,54 @@ class FencesSeen(NamedTuple):
     last_id: str | None
 
 
-class WriteTransaction:
-    """The writes that are committed together. Each checks before it changes anything, so a conflict changes nothing."""
+class RolloutStates:
+    """Where the rollouts stand that a writer has lately written to: generation and the seq of the next row.
 
-    def __init__(self, connection: sqlite3.Connection, chains: ChainCache) -> None:
+    What is remembered holds as long as nobody else has changed the file, which SQLite tells by its data_version.
+    """
+
+    def __init__(self) -> None:
+        self._data_version: int | None = None
+        self.known: Final[dict[str, RolloutState]] = {}
+
+    def begin(self, connection: sqlite3.Connection) -> None:
+        """Forgets what may have become wrong, within the transaction that is about to use it."""
+        data_version = connection.execute("PRAGMA data_version").fetchone()[0]
+        if data_version != self._data_version or len(self.known) > _MAX_KNOWN_ROLLOUTS:
+            self.known.clear()
+        self._data_version = data_version
+
+
+class WriteTransaction:
+    """The writes that are committed together. Each checks before it changes anything, so a conflict changes nothing.
+
+    New rows wait to be inserted together, which takes half the time, until the end or until a check needs to see them.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, states: RolloutStates, chains: ChainCache) -> None:
         self._connection: Final = connection
+        self._states: Final = states.known
         self._chains: Final = chains
         self._new_chains: Final[dict[tuple[int, str], tuple[int, tuple[str, ...]]]] = {}
+        self._new_rollouts: Final[list[tuple[str, int]]] = []
+        self._new_calls: Final[list[tuple[object, ...]]] = []
+        self._new_finds: Final[list[tuple[int, int, int]]] = []
+        self._new_keys: Final[set[tuple[int, int]]] = set()
+        self._newest_generation: int | None = None
+        states.begin(connection)
+
+    def flush(self) -> None:
+        """Inserts what waits to be."""
+        if self._new_rollouts:
+            self._connection.executemany("INSERT INTO rollout VALUES (?, ?, NULL)", self._new_rollouts)
+            self._connection.execute("UPDATE newest_generation SET generation = ?", (self._newest_generation,))
+            self._new_rollouts.clear()
+        if self._new_calls:
+            self._connection.executemany("INSERT INTO call VALUES (?, ?, ?, ?, ?, ?, ?, ?)", self._new_calls)
+            self._connection.executemany("INSERT INTO finder VALUES (?, ?, ?)", self._new_finds)
+            self._new_calls.clear()
+            self._new_finds.clear()
+            self._new_keys.clear()
 
     def committed(self) -> None:
         """Remembers the chains of what was recorded, now that it is in the ledger."""
@@ -63,50 +117,34 @@ class WriteTransaction:
         Raises:
             LedgerConflictError: See `CaptureLedger.record`.
         """
-        known, generation = self._generation(commit.rollout_id)
-        if known and generation is _FENCED:
+        state = self._state(commit.rollout_id)
+        if state is _FENCED:
             return False
         key = call_key(commit.model_call_id)
-        failed = False
-        if generation is not None:
-            for call in find_calls(self._connection, generation, key):
-                if call.failed:
-                    failed = failed or call.keys().model_call_id == commit.model_call_id
-                elif call.json == commit.record_json:
-                    same = call.lookup() == commit.lookup and (
-                        chain_of(self._connection, call, self._known_chain) == commit.staging_chain
-                    )
-                    if same:
-                        return True
-                    raise _holds_another(commit)
-                elif call.keys().model_call_id == commit.model_call_id:
-                    raise _holds_another(commit)
-        if failed:
-            raise LedgerConflictError(
-                f"call {commit.model_call_id!r} of rollout {commit.rollout_id!r} has a failure row"
-            )
-        if generation is None:
-            generation = self._new_generation(commit.rollout_id)
-        parent_seq, staging_chain = self._pack_chain(commit, generation)
-        lookup = commit.lookup
-        keys = [key] if lookup is None else [key, parent_key(lookup.fingerprint, commit.fingerprint_version)]
-        seq = self._append(
-            generation, keys, (commit.record_json.decode(), None, parent_seq, staging_chain, *pack_lookup(commit))
-        )
-        self._new_chains[generation, commit.model_call_id] = seq, commit.staging_chain
+        if state is not None and self._is_recorded(commit, state.generation, key):
+            return True
+        parent_seq, staging_chain = self._pack_chain(commit, None if state is None else state.generation)
+        row = (commit.record_json.decode(), None, parent_seq, staging_chain, *pack_lookup(commit))
+        if state is None:
+            state = self._new_generation(commit.rollout_id)
+        seq = self._append(state, key, row)
+        if commit.lookup is not None:
+            fingerprint = commit.lookup.fingerprint
+            self._new_finds.append((state.generation, parent_key(fingerprint, commit.fingerprint_version), seq))
+        self._new_chains[state.generation, commit.model_call_id] = seq, commit.staging_chain
         return True
 
     def record_failure(self, failure: CheckedFailure) -> bool:
         """Records a failure row; False means that the rollout is fenced."""
-        known, generation = self._generation(failure.rollout_id)
-        if known and generation is _FENCED:
+        state = self._state(failure.rollout_id)
+        if state is _FENCED:
             return False
         key = call_key(failure.model_call_id)
-        if generation is None:
-            generation = self._new_generation(failure.rollout_id)
-        elif any(call.json == failure.failure_json for call in find_calls(self._connection, generation, key)):
+        if state is None:
+            state = self._new_generation(failure.rollout_id)
+        elif any(call.json == failure.failure_json for call in self._find_calls(state.generation, key)):
             return True
-        self._append(generation, [key], (failure.failure_json.decode(), 1, None, None, None, None, None))
+        self._append(state, key, (failure.failure_json.decode(), 1, None, None, None, None, None))
         return True
 
     def retire(self, rollout_ids: list[str]) -> RolloutRemoval:
@@ -139,40 +177,84 @@ class WriteTransaction:
         self._connection.executemany("DELETE FROM rollout WHERE rollout_id = ?", ((rollout_id,) for rollout_id in old))
         return FencesSeen(len(old), len(kept), sum(map(len, kept)), seen[-1][0] if len(seen) == limit else None)
 
-    def _generation(self, rollout_id: str) -> tuple[bool, int | None]:
-        """Returns whether the rollout is known, and its generation; a fence is known and has none."""
+    def _state(self, rollout_id: str) -> RolloutState | None:
+        """Returns where the rollout stands: `_FENCED`, or None if it has no rows."""
+        state = self._states.get(rollout_id)
+        if state is not None:
+            return state
         found = self._connection.execute(
             "SELECT generation FROM rollout WHERE rollout_id = ?", (rollout_id,)
         ).fetchone()
-        return (False, None) if found is None else (True, found[0])
-
-    def _new_generation(self, rollout_id: str) -> int:
-        self._connection.execute("UPDATE newest_generation SET generation = generation + 1")
-        generation: int = self._connection.execute("SELECT generation FROM newest_generation").fetchone()[0]
-        self._connection.execute("INSERT INTO rollout VALUES (?, ?, NULL)", (rollout_id, generation))
-        return generation
-
-    def _append(self, generation: int, keys: Iterable[int], columns: tuple[object, ...]) -> int:
-        base = generation << SEQ_BITS
+        if found is None:
+            return None
+        if found[0] is None:
+            return _FENCED
+        base = found[0] << SEQ_BITS
         last = self._connection.execute(
             "SELECT call_rowid FROM call WHERE call_rowid BETWEEN ? AND ? ORDER BY call_rowid DESC LIMIT 1",
             (base, base | SEQ_MASK),
         ).fetchone()
-        seq: int = 0 if last is None else (last[0] & SEQ_MASK) + 1
+        if last is None:
+            raise LedgerCorruptError(f"rollout {rollout_id!r} of the ledger has lost its rows")
+        state = self._states[rollout_id] = RolloutState(found[0], (last[0] & SEQ_MASK) + 1)
+        return state
+
+    def _new_generation(self, rollout_id: str) -> RolloutState:
+        if self._newest_generation is None:
+            newest = self._connection.execute("SELECT generation FROM newest_generation").fetchone()
+            if newest is None:
+                raise LedgerCorruptError("the ledger has lost its newest generation")
+            self._newest_generation = newest[0]
+        self._newest_generation += 1
+        self._new_rollouts.append((rollout_id, self._newest_generation))
+        state = self._states[rollout_id] = RolloutState(self._newest_generation, 0)
+        return state
+
+    def _is_recorded(self, commit: CheckedCommit, generation: int, key: int) -> bool:
+        """Tells whether this commit is recorded already.
+
+        Raises:
+            LedgerConflictError: Something else is.
+        """
+        failed = False
+        for call in self._find_calls(generation, key):
+            if call.json == commit.record_json:
+                if call.lookup() == commit.lookup and (
+                    chain_of(self._connection, call, self._known_chain) == commit.staging_chain
+                ):
+                    return True
+                raise _conflict(commit, "holds another commit")
+            if call.keys().model_call_id == commit.model_call_id:
+                if not call.failed:
+                    raise _conflict(commit, "holds another commit")
+                failed = True
+        if failed:
+            raise _conflict(commit, "has a failure row")
+        return False
+
+    def _append(self, state: RolloutState, key: int, columns: tuple[object, ...]) -> int:
+        seq = state.next_seq
         if seq > SEQ_MASK:
             raise LedgerUnavailableError(f"a rollout holds at most {SEQ_MASK + 1} rows in a SqliteLedger")
-        self._connection.execute("INSERT INTO call VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (base | seq, *columns))
-        for key in keys:
-            self._connection.execute("INSERT INTO finder VALUES (?, ?, ?)", (generation, key, seq))
+        state.next_seq += 1
+        self._new_calls.append((state.generation << SEQ_BITS | seq, *columns))
+        self._new_finds.append((state.generation, key, seq))
+        self._new_keys.add((state.generation, key))
         return seq
 
-    def _pack_chain(self, commit: CheckedCommit, generation: int) -> tuple[int | None, str | None]:
+    def _find_calls(self, generation: int, key: int) -> list[StoredCall]:
+        if (generation, key) in self._new_keys:
+            self.flush()
+        return find_calls(self._connection, generation, key)
+
+    def _pack_chain(self, commit: CheckedCommit, generation: int | None) -> tuple[int | None, str | None]:
         """Returns the columns parent_seq and staging_chain."""
         chain = commit.staging_chain
         if chain == (commit.staging_key,):
             return None, None
-        if commit.parent_call_id is not None and chain and chain[-1] == commit.staging_key:
-            parent = self._recorded_chain(generation, commit.parent_call_id)
+        parent_id = commit.parent_call_id
+        if generation is not None and parent_id is not None and chain and chain[-1] == commit.staging_key:
+            parent = self._recorded_chain(generation, parent_id)
             if parent is not None and len(parent[1]) == len(chain) - 1 and parent[1] == chain[:-1]:
                 return parent[0], None
         return None, _ENCODER.encode(chain).decode()
@@ -181,7 +263,7 @@ class WriteTransaction:
         known = self._known_chain(generation, model_call_id)
         if known is not None:
             return known
-        for call in find_calls(self._connection, generation, call_key(model_call_id)):
+        for call in self._find_calls(generation, call_key(model_call_id)):
             if not call.failed and call.keys().model_call_id == model_call_id:
                 return call.seq, chain_of(self._connection, call, self._known_chain)
         return None
@@ -191,6 +273,9 @@ class WriteTransaction:
 
     def _abandon_rows(self, rollout_ids: list[str], ids: str) -> RolloutRemoval:
         """Queues the rows of the rollouts for the purge, and tells which had any: those with a generation."""
+        self.flush()
+        for rollout_id in rollout_ids:
+            self._states.pop(rollout_id, None)
         with_rows = {
             rollout_id
             for (rollout_id,) in self._connection.execute(
@@ -209,8 +294,8 @@ class WriteTransaction:
         return removal
 
 
-def _holds_another(commit: CheckedCommit) -> LedgerConflictError:
-    return LedgerConflictError(f"call {commit.model_call_id!r} of rollout {commit.rollout_id!r} holds another commit")
+def _conflict(commit: CheckedCommit, reason: str) -> LedgerConflictError:
+    return LedgerConflictError(f"call {commit.model_call_id!r} of rollout {commit.rollout_id!r} {reason}")
 
 
 def _now_ms() -> int:
