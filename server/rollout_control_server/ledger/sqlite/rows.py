@@ -1,8 +1,8 @@
 """How a row of a manifest is laid out in the table `call`, and found again."""
 
-import hashlib
 import sqlite3
 import sys
+import zlib
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -32,12 +32,6 @@ _GET_CALL: Final = (
     "SELECT call_rowid, CAST(json AS BLOB), failed, parent_seq, staging_chain, "
     "context_len, context_digest, fingerprint FROM call WHERE call_rowid = ?"
 )
-_FIND_CALLS: Final = (
-    "SELECT call_rowid, CAST(json AS BLOB), failed, parent_seq, staging_chain, "
-    "context_len, context_digest, fingerprint FROM finder JOIN call ON call_rowid = generation << 24 | seq "
-    "WHERE generation = ? AND key = ? ORDER BY seq"
-)
-
 KnownChain = Callable[[int, str], tuple[int, tuple[str, ...]] | None]
 """Tells the seq and staging chain of a generation's call from memory, or None."""
 
@@ -96,22 +90,25 @@ class StoredCall(NamedTuple):
 
 def call_key(model_call_id: str) -> int:
     """Returns the finder's key of a call id."""
-    return _hash64(b"call\0", model_call_id)
+    return zlib.crc32(model_call_id.encode())
 
 
 def parent_key(fingerprint: str, fingerprint_version: int) -> int:
-    """Returns the finder's key of a fingerprint."""
-    return _hash64(b"%d\0" % fingerprint_version, fingerprint)
-
-
-def _hash64(kind: bytes, text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(kind + text.encode(), digest_size=8).digest(), "big", signed=True)
+    """Returns the finder's key of a fingerprint, apart from those of call ids."""
+    return 1 << 32 | zlib.crc32(fingerprint.encode(), fingerprint_version & 0xFFFFFFFF)
 
 
 def find_calls(connection: sqlite3.Connection, generation: int, key: int) -> list[StoredCall]:
     """Returns the rows of a rollout that a key of the finder leads to; the caller verifies that they are meant."""
-    found = connection.execute(_FIND_CALLS, (generation, key)).fetchall()
-    return [StoredCall(*row) for row in found]
+    seqs = connection.execute("SELECT seq FROM finder WHERE generation = ? AND key = ?", (generation, key)).fetchall()
+    return [_get_call(connection, generation, seq) for (seq,) in seqs]
+
+
+def _get_call(connection: sqlite3.Connection, generation: int, seq: int) -> StoredCall:
+    row = connection.execute(_GET_CALL, (generation << SEQ_BITS | seq,)).fetchone()
+    if row is None:
+        raise LedgerCorruptError(f"generation {generation} of the ledger has lost its row {seq}")
+    return StoredCall(*row)
 
 
 def chain_of(
@@ -141,10 +138,7 @@ def chain_of(
             raise LongReadError
         if call.parent_seq >= call.seq:
             raise LedgerCorruptError(f"row {call.call_rowid} of the ledger comes before its parent")
-        parent = connection.execute(_GET_CALL, (generation << SEQ_BITS | call.parent_seq,)).fetchone()
-        if parent is None:
-            raise LedgerCorruptError(f"row {call.call_rowid} of the ledger has lost its parent")
-        call = StoredCall(*parent)
+        call = _get_call(connection, generation, call.parent_seq)
     return (*chain, *reversed(below))
 
 

@@ -45,8 +45,8 @@ _TO_VERSION_1: Final = (
       fingerprint ANY -- null: the lookup's is the record's continuation_fingerprint
     ) STRICT
     """,
-    # Finds a rollout's rows by a 64-bit hash of the call id or of the fingerprint; a find is verified. One table for
-    # both, so that a record touches one page of it.
+    # Finds a rollout's rows by a 32-bit hash of the call id or of the fingerprint; every find is verified. One table
+    # for both, so that a record touches one page of it.
     """
     CREATE TABLE finder (
       generation INTEGER NOT NULL,
