@@ -34,6 +34,8 @@ def storage_faults(path: Path) -> Iterator[None]:
     """
     try:
         yield
+    except OSError as error:
+        raise LedgerUnavailableError(f"the ledger {path} cannot answer now: {error}") from error
     except sqlite3.DataError as error:
         raise ValueError(f"this cannot be recorded: {error}") from error
     except sqlite3.Error as error:

@@ -19,15 +19,26 @@ _NETWORK_FILE_SYSTEMS: Final = frozenset(
 
 
 class LedgerFile:
-    """The file of an open ledger, and its WAL and shared memory, known by device and inode.
+    """The file that a handle has open, with its WAL and shared memory, known by device and inode.
 
     SQLite goes on acknowledging into a file that was unlinked or renamed, and so into nothing.
+
+    Args:
+        path: The file, whose WAL is open.
+        found: What the path named before it was opened.
+
+    Raises:
+        LedgerUnavailableError: The file was replaced meanwhile.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, found: os.stat_result) -> None:
         self.path: Final = path
-        self._paths: Final = (str(path), f"{path}-wal", f"{path}-shm")
+        # SQLite keeps the other two beside the file itself, where the path is a symbolic link.
+        self.wal: Final = f"{path.resolve()}-wal"
+        self._paths: Final = (str(path), self.wal, f"{path.resolve()}-shm")
         self._identity: Final = self._stat()
+        if self._identity[0] != (found.st_dev, found.st_ino):
+            raise LedgerUnavailableError(f"{path} was replaced while it was opened: try again")
 
     def check(self) -> None:
         """Returns if the paths still name the files that this handle has open.

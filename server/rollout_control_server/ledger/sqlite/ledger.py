@@ -3,34 +3,30 @@
 import asyncio
 import os
 import sqlite3
-import sys
-import threading
 import weakref
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
-from rollout_control_server.errors import LedgerClosedError, LedgerUnavailableError
+from rollout_control_server.errors import LedgerClosedError, LedgerRefusedError, LedgerUnavailableError
 from rollout_control_server.ledger.base import CaptureLedger, CheckedCommit, CheckedFailure, FenceCount
 from rollout_control_server.ledger.sqlite import reads
 from rollout_control_server.ledger.sqlite.chains import ChainCache
 from rollout_control_server.ledger.sqlite.faults import storage_faults
 from rollout_control_server.ledger.sqlite.file import LedgerFile, refuse_network_file_system
 from rollout_control_server.ledger.sqlite.purge import purge_is_due
-from rollout_control_server.ledger.sqlite.rows import LongReadError
-from rollout_control_server.ledger.sqlite.schema import connect, prepare_schema
+from rollout_control_server.ledger.sqlite.reader import Reader
+from rollout_control_server.ledger.sqlite.schema import connect, create_ledger, prepare_schema
 from rollout_control_server.ledger.sqlite.writer import Writer
 from rollout_control_server.ledger.sqlite.writes import FencesSeen, WriteTransaction
 from rollout_control_server.records import RolloutRemoval
 
 __all__ = ["SqliteLedger"]
 
-_T = TypeVar("_T")
+_OLDEST_SQLITE: Final = (3, 38, 0)
+"""The first with json_each in every build; STRICT tables came one before."""
 
-_SHORT_READ_ROWS: Final = 256
 _FENCES_AT_ONCE: Final = 4096
 _BYTES_OF_A_FENCE: Final = 14
 """What a fence costs on disk beside its id: cell and record headers, and the time."""
@@ -58,23 +54,25 @@ class SqliteLedger(CaptureLedger):
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 5.0) -> None:
         if busy_timeout_s < 0:
             raise ValueError(f"busy_timeout_s must not be negative, and is {busy_timeout_s}")
+        _refuse_old_sqlite()
         self._path: Final = Path(path).absolute()
         refuse_network_file_system(self._path)
         with storage_faults(self._path):
-            self._reader: Final = connect(self._path, create=True, busy_timeout_s=busy_timeout_s)
+            if not self._path.exists():
+                create_ledger(self._path)
+            before = self._path.stat()
+            connection = connect(self._path, busy_timeout_s=busy_timeout_s)
             try:
-                prepare_schema(self._reader, self._path)
-                # Opens the WAL and its shared memory.
-                purge = purge_is_due(self._reader)
-                self._reader.execute("PRAGMA busy_timeout = 0")
-                self._file: Final = LedgerFile(self._path)
+                prepare_schema(connection, self._path)
+                purge = purge_is_due(connection)
+                connection.execute("PRAGMA busy_timeout = 0")
+                self._file: Final = LedgerFile(self._path, before)
             except BaseException:
-                self._reader.close()
+                connection.close()
                 raise
         self._pid: Final = os.getpid()
-        self._reader_lock: Final = threading.Lock()
-        self._long_reads: Final = ThreadPoolExecutor(1, thread_name_prefix="sqlite-ledger-reader")
         self._chains: Final = ChainCache()
+        self._reader: Final = Reader(self._file, connection)
         self._writer: Final = Writer(self._file, self._chains, busy_timeout_s)
         self._closed = False
         # A handle that is dropped without being closed leaves neither thread nor connection behind.
@@ -91,12 +89,8 @@ class SqliteLedger(CaptureLedger):
         """Commits what was accepted, then closes the file."""
         self._check_process()
         self._closed = True
-        thread = self._writer.stop()
-        if thread is not None:
-            await asyncio.to_thread(thread.join)
-        await asyncio.to_thread(self._long_reads.shutdown)
-        with self._reader_lock:
-            self._release()
+        # In a thread: what was accepted is committed, and the last handle on a file copies the WAL into it.
+        await asyncio.to_thread(self._close)
 
     async def _record(self, commit: CheckedCommit) -> bool:
         self._check_usable()
@@ -107,15 +101,19 @@ class SqliteLedger(CaptureLedger):
         return await self._writer.run(lambda transaction: transaction.record_failure(failure))
 
     async def _manifest(self, rollout_id: str) -> bytes:
-        return await self._read(lambda connection, at_most: reads.manifest(connection, rollout_id, at_most))
+        self._check_usable()
+        return await self._reader.run(lambda connection, at_most: reads.manifest(connection, rollout_id, at_most))
 
     async def _has_rows(self, rollout_id: str) -> bool:
-        return await self._read(lambda connection, _: reads.has_rows(connection, rollout_id))
+        self._check_usable()
+        return await self._reader.run(lambda connection, _: reads.has_rows(connection, rollout_id))
 
     async def _find_parent(self, rollout_id: str, fingerprint: str, fingerprint_version: int) -> CheckedCommit | None:
-        return await self._read(
+        self._check_usable()
+        chains = self._chains
+        return await self._reader.run(
             lambda connection, at_most: reads.find_parent(
-                connection, rollout_id, fingerprint, fingerprint_version, self._chains, at_most=at_most
+                connection, rollout_id, fingerprint, fingerprint_version, chains, at_most=at_most
             )
         )
 
@@ -140,25 +138,12 @@ class SqliteLedger(CaptureLedger):
             last_id = step.last_id
         return FenceCount(forgotten, kept, kept_bytes)
 
-    async def _read(self, read: Callable[[sqlite3.Connection, int], _T]) -> _T:
-        """Reads in the event loop what takes some tens of microseconds, and in a thread what takes longer."""
-        self._check_usable()
-        with self._reader_lock, storage_faults(self._path):
-            self._file.check()
-            try:
-                return read(self._reader, _SHORT_READ_ROWS)
-            except LongReadError:
-                pass
-        return await asyncio.get_running_loop().run_in_executor(self._long_reads, self._read_long, read)
-
-    def _read_long(self, read: Callable[[sqlite3.Connection, int], _T]) -> _T:
-        with storage_faults(self._path):
-            connection = connect(self._path, create=False, busy_timeout_s=0)
-            try:
-                self._file.check()
-                return read(connection, sys.maxsize)
-            finally:
-                connection.close()
+    def _close(self) -> None:
+        thread = self._writer.stop()
+        if thread is not None:
+            thread.join()
+        self._reader.finish()
+        self._release()
 
     def _check_usable(self) -> None:
         self._check_process()
@@ -173,11 +158,20 @@ class SqliteLedger(CaptureLedger):
             )
 
 
+def _refuse_old_sqlite() -> None:
+    if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+        raise LedgerRefusedError(
+            f"this Python has SQLite {sqlite3.sqlite_version}, and SqliteLedger needs "
+            f"{'.'.join(map(str, _OLDEST_SQLITE))} or newer: use another Python, or PostgresLedger (postgresql://...)"
+        )
+
+
 def _forget_some_fences(older_than_ms: int, after_id: str, transaction: WriteTransaction) -> FencesSeen:
     return transaction.forget_fences(older_than_ms, after_id, _FENCES_AT_ONCE)
 
 
-def _release(pid: int, writer: Writer, reader: sqlite3.Connection) -> None:
+def _release(pid: int, writer: Writer, reader: Reader) -> None:
+    # A process that was forked off must not touch the connections, not even to close them.
     if os.getpid() == pid:
         writer.stop()
         reader.close()

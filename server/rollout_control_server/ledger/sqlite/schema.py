@@ -1,19 +1,18 @@
-"""The layout of a ledger's file, and opening a connection to it."""
+"""The layout of a ledger's file, how one is made, and how one is known."""
 
+import os
 import sqlite3
+import uuid
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
 from rollout_control_server.errors import LedgerRefusedError
-from rollout_control_server.ledger.sqlite.faults import storage_faults
 
-__all__ = ["APPLICATION_ID", "SCHEMA_VERSION", "SEQ_BITS", "connect", "prepare_schema"]
+__all__ = ["APPLICATION_ID", "MIGRATIONS", "SEQ_BITS", "check_schema", "connect", "create_ledger", "prepare_schema"]
 
 APPLICATION_ID: Final = 0x52434C47
 """`RCLG`, in the file's header: what `file` and other programs know a ledger by."""
-
-_OLDEST_SQLITE: Final = (3, 38, 0)
 
 SEQ_BITS: Final = 24
 """A row's id is its rollout's generation, shifted by this, and its place in the rollout.
@@ -61,21 +60,17 @@ _TO_VERSION_1: Final = (
     "INSERT INTO newest_generation VALUES (0)",
 )
 
-_MIGRATIONS: Final = (_TO_VERSION_1,)
-"""Each brings a file from the schema version that is its index to the next. Version 0 is an empty database."""
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_TO_VERSION_1,)
+"""The statements that bring a file from the schema version that is their index to the next.
 
-SCHEMA_VERSION: Final = len(_MIGRATIONS)
+A new file runs through all of them, so it is laid out as a migrated one.
+"""
 
 
-def connect(path: Path, *, create: bool, busy_timeout_s: float) -> sqlite3.Connection:
-    """Opens a connection that never checkpoints by itself; the caller serialises its use.
-
-    Raises:
-        LedgerUnavailableError: The file is not there and `create` is false, or cannot be opened now.
-    """
-    mode = "rwc" if create else "rw"
+def connect(path: Path, *, create: bool = False, busy_timeout_s: float) -> sqlite3.Connection:
+    """Opens a connection that never checkpoints by itself; the caller serialises its use."""
     connection = sqlite3.connect(
-        f"file:{quote(str(path))}?mode={mode}",
+        f"file:{quote(str(path))}?mode={'rwc' if create else 'rw'}",
         uri=True,
         timeout=busy_timeout_s,
         isolation_level=None,
@@ -86,56 +81,64 @@ def connect(path: Path, *, create: bool, busy_timeout_s: float) -> sqlite3.Conne
         connection.execute("PRAGMA synchronous = FULL")
         # Checkpoints are made by the writer only, see there.
         connection.execute("PRAGMA wal_autocheckpoint = 0")
+        # The commit that begins the WAL anew cuts the rest off, see there too.
+        connection.execute("PRAGMA journal_size_limit = 0")
         # Some builds overwrite what is deleted, which doubles a purge's work. Nothing here is secret.
         connection.execute("PRAGMA secure_delete = OFF")
         # SQLite's authors advise against memory-mapped files where other processes write.
         connection.execute("PRAGMA mmap_size = 0")
-        # The commit that begins the WAL anew cuts the rest off, see the writer.
-        connection.execute("PRAGMA journal_size_limit = 0")
-        connection.execute("PRAGMA cache_size = -4000")
+        connection.execute("PRAGMA cache_size = -4000")  # KiB
     except BaseException:
         connection.close()
         raise
     return connection
 
 
+def create_ledger(path: Path) -> None:
+    """Makes a ledger at the path, unless there is a file.
+
+    The file gets its name when it is whole, so nobody ever meets half a ledger.
+
+    Raises:
+        LedgerRefusedError: The file system lacks what a ledger needs.
+        OSError: The directory is not there, or takes no files.
+    """
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
+    try:
+        connection = connect(unfinished, create=True, busy_timeout_s=0)
+        try:
+            # A page takes four calls of the usual size, which the columns of `call` are laid out for.
+            connection.execute("PRAGMA page_size = 4096")
+            if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+                raise LedgerRefusedError(
+                    f"{path} lies on a file system without memory that processes share, which SQLite's WAL needs: "
+                    "put the ledger on a local disk, or use PostgresLedger (postgresql://...)"
+                )
+            _migrate(connection, 0)
+        finally:
+            # Also copies the WAL into the file and syncs it: this is its only connection.
+            connection.close()
+        try:
+            os.link(unfinished, path)
+        except FileExistsError:
+            return
+    finally:
+        for leftover in (unfinished, *unfinished.parent.glob(f"{unfinished.name}-*")):
+            leftover.unlink(missing_ok=True)
+    _sync_directory(path.parent)
+
+
 def prepare_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Makes an empty file a ledger, brings an older ledger to this version, and refuses everything else.
+    """Brings an older ledger to this version, and refuses what is no ledger.
 
     Raises:
         LedgerRefusedError: The file is no ledger, or one of a newer version.
     """
-    if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
-        oldest = ".".join(map(str, _OLDEST_SQLITE))
-        raise LedgerRefusedError(
-            f"this Python has SQLite {sqlite3.sqlite_version}, and SqliteLedger needs {oldest} or newer: "
-            "use another Python, or PostgresLedger"
-        )
-    with storage_faults(path):
-        try:
-            version = _schema_version(connection, path)
-        except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
-                raise LedgerRefusedError(f"{path} is no SQLite database: name another file for the ledger") from error
-            raise
-        if version == SCHEMA_VERSION:
-            return
-        if version == 0:
-            connection.execute("PRAGMA page_size = 4096")
-        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-        if mode != "wal":
-            raise LedgerRefusedError(
-                f"{path} lies on a file system that cannot share memory between processes, which SQLite's WAL needs: "
-                "put the ledger on a local disk, or use PostgresLedger"
-            )
+    if check_schema(connection, path) < len(MIGRATIONS):
         connection.execute("BEGIN IMMEDIATE")
         try:
-            # Read again under the write lock: another process may have done it meanwhile.
-            for migration in _MIGRATIONS[_schema_version(connection, path) :]:
-                for statement in migration:
-                    connection.execute(statement)
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            # Asked again under the write lock: another process may have migrated it.
+            _migrate(connection, check_schema(connection, path))
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
@@ -143,20 +146,46 @@ def prepare_schema(connection: sqlite3.Connection, path: Path) -> None:
             raise
 
 
-def _schema_version(connection: sqlite3.Connection, path: Path) -> int:
-    application_id = connection.execute("PRAGMA application_id").fetchone()[0]
-    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+def check_schema(connection: sqlite3.Connection, path: Path) -> int:
+    """Returns the ledger's schema version.
+
+    Raises:
+        LedgerRefusedError: The file is no ledger, or one of a newer version.
+    """
+    try:
+        application_id = connection.execute("PRAGMA application_id").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
+            raise LedgerRefusedError(f"{path} is no SQLite database: name another file for the ledger") from error
+        raise
+    if path.stat().st_size == 0:
+        raise LedgerRefusedError(f"{path} is empty, and a ledger never is: remove it, and a new ledger is made")
     if application_id != APPLICATION_ID:
-        empty = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
-        if not empty or application_id != 0 or version != 0:
-            raise LedgerRefusedError(
-                f"{path} is the database of another program (application id {application_id:#x}): "
-                "name another file for the ledger"
-            )
-        return 0
-    if not 0 < version <= SCHEMA_VERSION:
         raise LedgerRefusedError(
-            f"{path} has schema version {version}, and this program knows versions up to {SCHEMA_VERSION}: "
+            f"{path} is the database of another program (application id {application_id:#x}): "
+            "name another file for the ledger"
+        )
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > len(MIGRATIONS):
+        raise LedgerRefusedError(
+            f"{path} has schema version {version}, and this program knows versions up to {len(MIGRATIONS)}: "
             "upgrade rollout-control, or name another file for the ledger"
         )
     return version
+
+
+def _migrate(connection: sqlite3.Connection, version: int) -> None:
+    for migration in MIGRATIONS[version:]:
+        for statement in migration:
+            connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+
+def _sync_directory(directory: Path) -> None:
+    if os.name == "posix":
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -2,7 +2,7 @@
 
 import asyncio
 import copy
-import os
+import logging
 import queue
 import sqlite3
 import threading
@@ -12,19 +12,24 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from rollout_control_server.errors import LedgerClosedError, LedgerError, LedgerUnavailableError
 from rollout_control_server.ledger.sqlite.chains import ChainCache
+from rollout_control_server.ledger.sqlite.checkpoint import Checkpointer
 from rollout_control_server.ledger.sqlite.faults import storage_faults
 from rollout_control_server.ledger.sqlite.file import LedgerFile
 from rollout_control_server.ledger.sqlite.purge import purge_is_due, purge_some
-from rollout_control_server.ledger.sqlite.schema import connect
+from rollout_control_server.ledger.sqlite.reader import open_same_file
 from rollout_control_server.ledger.sqlite.writes import RolloutStates, WriteTransaction
 
 __all__ = ["Writer"]
+
+logger = logging.getLogger("rollout_control_server.ledger")
 
 _T = TypeVar("_T")
 _Outcome = Any
 """What a job returned, or the exception that it raised."""
 
-_CHECKPOINT_BYTES: Final = 16 * 2**20
+_MAX_JOBS: Final = 128
+"""Of 256 tasks, half prepare their next record while those of the other half are committed."""
+
 _PURGE_S: Final = 0.003
 _PURGE_SHARE: Final = 0.25
 """How much of its time the writer purges, so that reads and writes hardly notice."""
@@ -34,6 +39,11 @@ _PURGE_RETRY_S: Final = 0.5
 class _Job(NamedTuple):
     run: Callable[[WriteTransaction], Any]
     future: asyncio.Future[Any]
+
+
+class _Connections(NamedTuple):
+    writing: sqlite3.Connection
+    lock_holder: sqlite3.Connection
 
 
 class Writer:
@@ -54,12 +64,11 @@ class Writer:
         self._queue: Final[queue.SimpleQueue[_Job | None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False
-        self._connection: sqlite3.Connection | None = None
-        self._lock_holder: sqlite3.Connection | None = None
+        self._connections: _Connections | None = None
         self._states = RolloutStates()
         self._next_purge: float | None = None
-        self._checkpoint_at = _CHECKPOINT_BYTES
-        self._linger_s = 0.001
+        self._untidy = False
+        self._checkpointer: Final = Checkpointer(file)
 
     async def run(self, job: Callable[[WriteTransaction], _T]) -> _T:
         """Runs the job in the next transaction, and returns what it returned once that is durable."""
@@ -102,9 +111,7 @@ class Writer:
             if jobs:
                 _deliver(jobs, self._commit(jobs))
             self._keep_house(look_for_purge=bool(jobs))
-        for connection in (self._lock_holder, self._connection):
-            if connection is not None:
-                connection.close()
+        self._close_connections()
 
     def _next_entries(self) -> list[_Job | None]:
         """Waits for something to do, and returns all that has queued up; nothing when the purge is due."""
@@ -113,13 +120,14 @@ class Writer:
             first = self._queue.get(timeout=timeout)
         except queue.Empty:
             return []
-        return [first, *(self._queue.get() for _ in range(self._queue.qsize()))]
+        return [first, *(self._queue.get() for _ in range(min(_MAX_JOBS - 1, self._queue.qsize())))]
 
     def _commit(self, jobs: list[_Job]) -> list[_Outcome]:
         """Commits the jobs and returns the outcome of each."""
         try:
             return self._transaction(jobs)
         except LedgerUnavailableError as error:
+            self._close_connections()
             return [copy.copy(error) for _ in jobs]
         except Exception as error:
             # One of them is at fault, or the pages that it needs: each alone, so that none fails its neighbours.
@@ -127,8 +135,7 @@ class Writer:
 
     def _transaction(self, jobs: list[_Job]) -> list[_Outcome]:
         with storage_faults(self._file.path):
-            self._file.check()
-            connection = self._open()
+            connection = self._open().writing
             connection.execute("BEGIN IMMEDIATE")
             try:
                 transaction = WriteTransaction(connection, self._states, self._chains)
@@ -150,20 +157,28 @@ class Writer:
         transaction.committed()
         return outcomes
 
-    def _open(self) -> sqlite3.Connection:
-        if self._connection is None:
-            self._connection = connect(self._file.path, create=False, busy_timeout_s=self._busy_timeout_s)
-        return self._connection
+    def _open(self) -> _Connections:
+        self._file.check()
+        if self._connections is None:
+            writing = open_same_file(self._file, busy_timeout_s=self._busy_timeout_s)
+            self._connections = _Connections(writing, open_same_file(self._file, busy_timeout_s=self._busy_timeout_s))
+            self._states = RolloutStates()
+        return self._connections
+
+    def _close_connections(self) -> None:
+        """Lets the next write open new ones: one that met a read-only file stays read-only."""
+        for connection in self._connections or ():
+            connection.close()
+        self._connections = None
 
     def _purge_is_due(self) -> bool:
         return self._next_purge is not None and self._next_purge <= time.perf_counter()
 
     def _keep_house(self, *, look_for_purge: bool) -> None:
-        """Purges a little and checkpoints, if that is due. A fault of the storage is met again by the next write."""
+        """Purges a little and checkpoints, if that is due."""
         try:
             with storage_faults(self._file.path):
-                self._file.check()
-                connection = self._open()
+                connection, lock_holder = self._open()
                 if self._purge_is_due():
                     begun = time.perf_counter()
                     purge_some(connection, _PURGE_S)
@@ -171,38 +186,16 @@ class Writer:
                     self._next_purge = time.perf_counter() + pause if purge_is_due(connection) else None
                 elif look_for_purge and self._next_purge is None and purge_is_due(connection):
                     self._next_purge = time.perf_counter()
-                self._checkpoint()
-        except LedgerError:
+                self._checkpointer.run_if_due(connection, lock_holder)
+            self._untidy = False
+        except Exception as error:
+            # Whatever it is must not end the thread that everybody's writes wait for.
+            if not self._untidy:
+                logger.warning("the ledger %s is not purged for now", self._file.path, exc_info=error)
+            self._untidy = True
+            self._close_connections()
             if self._next_purge is not None:
                 self._next_purge = time.perf_counter() + _PURGE_RETRY_S
-
-    def _checkpoint(self) -> None:
-        """Copies the WAL into the database once it is large, so that the next commit begins it anew.
-
-        SQLite 3.7.0 to 3.51.2 can corrupt a database when a commit begins the WAL anew while another connection
-        checkpoints (https://sqlite.org/wal.html#walresetbug). So no connection of ours checkpoints by itself, and here
-        a second connection holds the write lock meanwhile: nobody can commit. PASSIVE is the one mode that does not
-        want that lock for itself.
-
-        With a journal_size_limit of 0 the commit that begins the WAL anew truncates it, so its size tells how much is
-        in it. It begins anew only when no reader is left that began before the checkpoint was complete. Hence the
-        lingering, which gets longer as long as that doesn't succeed: readers that come meanwhile don't need the WAL.
-        """
-        size = os.stat(f"{self._file.path}-wal").st_size
-        if size < self._checkpoint_at:
-            if size < _CHECKPOINT_BYTES:
-                self._checkpoint_at, self._linger_s = _CHECKPOINT_BYTES, 0.001
-            return
-        if self._lock_holder is None:
-            self._lock_holder = connect(self._file.path, create=False, busy_timeout_s=self._busy_timeout_s)
-        self._lock_holder.execute("BEGIN IMMEDIATE")
-        try:
-            self._open().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            time.sleep(self._linger_s)
-        finally:
-            self._lock_holder.execute("ROLLBACK")
-        self._checkpoint_at = size + _CHECKPOINT_BYTES // 4
-        self._linger_s = min(2 * self._linger_s, 0.25)
 
 
 def _deliver(jobs: list[_Job], outcomes: list[_Outcome]) -> None:
