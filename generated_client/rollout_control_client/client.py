@@ -40,7 +40,8 @@ class RolloutControlClient:
     ids that a lost first attempt removed are then reported as `absent`.
 
     A client can be made anywhere, also where no event loop runs. Any number of tasks may share it. It keeps the
-    connections of one event loop: when it is used in another, as by a second `asyncio.run`, it opens new ones there.
+    connections of one event loop: when it is used in another, as by a second `asyncio.run`, it opens new ones there and
+    leaves the old ones to the garbage collector.
 
     Args:
         base_url: Where the control plane is served, an http or https URL. It may have a path, and end in slashes.

@@ -170,3 +170,23 @@ async def test_arguments_are_checked_before_the_first_request(client: Any, rollo
 async def test_no_ids_give_nothing(client: Any, rollouts: ManyRollouts) -> None:
     assert [pair async for pair in client.manifests([])] == []
     assert rollouts.asked == []
+
+
+async def test_as_many_requests_as_wanted_run_on_connections_of_their_own(
+    serve: Any, connect: Any, answer: Any
+) -> None:
+    """None waits for another's connection, however many there are."""
+    everyone = asyncio.Barrier(150)
+
+    async def wait_for_everyone(writer: asyncio.StreamWriter) -> None:
+        await everyone.wait()
+        writer.write(answer(410, b""))
+        await writer.drain()
+
+    server = await serve(wait_for_everyone)
+    client = connect(server.base_url)
+
+    outcomes = [pair async for pair in client.manifests([f"r{number}" for number in range(150)], max_concurrency=150)]
+
+    assert len(outcomes) == 150
+    assert server.connections == 150

@@ -1,8 +1,11 @@
 """The operations, against a transport that answers as the contract says."""
 
 import asyncio
+import gc
 import json
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
@@ -194,10 +197,42 @@ async def test_a_transport_is_closed_with_the_client(connect: Connect) -> None:
     assert closed == [True]
 
 
-def test_a_client_made_outside_a_loop_serves_one_loop_after_another(linear: bytes) -> None:
-    client = RolloutControlClient(
-        "http://control.test", "token", 5, transport=Recorder(lambda _: httpx.Response(200, content=linear))
-    )
+async def test_no_timeout_of_httpx_is_in_the_way(connect: Connect) -> None:
+    transport = Recorder(removing)
 
-    for _ in range(2):
-        assert len(asyncio.run(client.manifest("linear-3")).records) == 3
+    await connect(request_timeout_s=600.0, transport=transport).retire(["r1"])
+
+    assert set(transport.requests[0].extensions["timeout"].values()) == {None}
+
+
+# The connections of a loop that was closed over them are left to the garbage collector, which says so.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_client_made_outside_a_loop_serves_one_loop_after_another(linear: bytes) -> None:
+    class Manifest(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(linear)))
+            self.end_headers()
+            self.wfile.write(linear)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Manifest) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client = RolloutControlClient(f"http://127.0.0.1:{server.server_port}", "token", 5)
+
+        async def read_twice() -> int:
+            return len((await client.manifest("linear-3")).records) + len((await client.manifest("linear-3")).records)
+
+        async def read_and_close() -> int:
+            async with client:
+                return await read_twice()
+
+        assert asyncio.run(read_twice()) == 6
+        assert asyncio.run(read_and_close()) == 6
+        server.shutdown()
+    gc.collect()

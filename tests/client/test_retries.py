@@ -2,6 +2,7 @@
 
 import asyncio
 import email.utils
+import math
 import socket
 import time
 from typing import Any
@@ -46,20 +47,18 @@ async def test_503_to_the_last_is_raised_with_the_servers_reason(serve: Any, con
     assert 2 <= len(server.requests) <= 6
 
 
-@pytest.mark.parametrize(
-    ("retry_after", "seconds"),
-    [("3600", 3600.0), ("9" * 5000, float("inf")), (email.utils.formatdate(time.time() + 3600, usegmt=True), 3600.0)],
-    ids=["seconds", "absurd", "date"],
-)
+@pytest.mark.parametrize("form", ["seconds", "absurd", "date"])
 async def test_a_retry_after_longer_than_what_is_left_ends_it_at_once(
-    serve: Any, connect: Any, answer: Any, retry_after: str, seconds: float
+    serve: Any, connect: Any, answer: Any, form: str
 ) -> None:
+    date = email.utils.formatdate(time.time() + 3600, usegmt=True)
+    retry_after, seconds = {"seconds": ("3600", 3600), "absurd": ("9" * 5000, math.inf), "date": (date, 3600)}[form]
     server = await serve(answer(503, BUSY, Retry_After=retry_after))
 
     with pytest.raises(ServiceUnavailableError, match="database is locked") as caught:
         await connect(server.base_url, 600).manifest("linear-3")
 
-    assert caught.value.retry_after_s == pytest.approx(seconds, abs=60)
+    assert caught.value.retry_after_s == pytest.approx(seconds, abs=600)
     assert len(server.requests) == 1
 
 
