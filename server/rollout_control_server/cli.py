@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from rollout_control_server.app import create_app
+from rollout_control_server.check.command import check
 from rollout_control_server.demo import run_demo
 from rollout_control_server.errors import LedgerRefusedError
 from rollout_control_server.ledger import CaptureLedger, open_ledger
@@ -52,6 +53,9 @@ def serve(ledger_url: str, host: str, port: int) -> None:
         run_server(app, host, port, on_listening=lambda url: click.echo(f"serving {ledger_url} on {url}", err=True))
     except OSError as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error}") from error
+
+
+rollout_control.add_command(check)
 
 
 @rollout_control.command()

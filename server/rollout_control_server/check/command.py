@@ -1,0 +1,97 @@
+"""The command `rollout-control check`. Only its options are read without the extra `[check]`."""
+
+import os
+import sys
+
+import click
+
+from rollout_control_server.auth import BearerToken
+from rollout_control_server.serving import AUTH_TOKEN_VARIABLE
+
+__all__ = ["check"]
+
+
+@click.command()
+@click.argument("base_url")
+@click.option(
+    "--record-command",
+    metavar="CMD",
+    help="Run to record rows in the server's ledger; reads {rollout_id, rows} as JSON from its standard input.",
+)
+@click.option("--recorded-id", metavar="ID", help="A rollout that has rows; it is only read.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
+@click.option("--seed", type=int, help="Fuzz with other cases; the default is the same ones each time.")
+@click.option(
+    "--max-examples",
+    default=40,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Fuzzed cases for each operation and phase; 0 leaves the fuzzing out.",
+)
+@click.option(
+    "--timeout", "timeout_s", default=10.0, show_default=True, type=click.FloatRange(0.1), help="Seconds for an answer."
+)
+@click.option(
+    "--time-limit",
+    "time_limit_s",
+    default=180.0,
+    show_default=True,
+    type=click.FloatRange(1),
+    help="Seconds for the whole check.",
+)
+def check(
+    base_url: str,
+    *,
+    record_command: str | None,
+    recorded_id: str | None,
+    as_json: bool,
+    seed: int | None,
+    max_examples: int,
+    timeout_s: float,
+    time_limit_s: float,
+) -> None:
+    """Check a running server, of any make, against the contract.
+
+    The bearer token is read from the environment variable ROLLOUT_CONTROL_AUTH_TOKEN. Everything that is removed or
+    recorded has an id of the check's own, and is deleted in the end.
+
+    Exits with 0 if the server does what the contract requires, as far as it was checked; with 1 if it falls short, a
+    wrong, torn or hanging answer included; with 2 if no HTTP answer came at all, and for bad options.
+    """
+    try:
+        from rich.console import Console
+        from rollout_control_spec import validate_rollout_id
+
+        from rollout_control_server.check.checking import check_server
+        from rollout_control_server.check.fuzzing import Fuzzing
+        from rollout_control_server.check.recorder import RecordingError, command_recorder
+        from rollout_control_server.check.report import as_json as report_as_json
+        from rollout_control_server.check.report import print_report
+        from rollout_control_server.check.wire import UnreachableError
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("rollout_control"):
+            raise
+        raise click.UsageError(
+            f"check needs {error.name!r}, of the check extra: pip install 'rollout-control[check]'"
+        ) from error
+    auth_token = os.environ.get(AUTH_TOKEN_VARIABLE, "")
+    if not auth_token:
+        raise click.UsageError(f"set {AUTH_TOKEN_VARIABLE} to the bearer token that the server takes")
+    try:
+        BearerToken(auth_token)
+        report = check_server(
+            base_url,
+            auth_token,
+            recorder=None if record_command is None else command_recorder(record_command),
+            recorded_id=None if recorded_id is None else validate_rollout_id(recorded_id),
+            fuzzing=Fuzzing(max_examples, seed) if max_examples else None,
+            timeout_s=timeout_s,
+            time_limit_s=time_limit_s,
+        )
+    except (ValueError, RecordingError, UnreachableError) as error:
+        raise click.UsageError(str(error)) from error
+    if as_json:
+        click.echo(report_as_json(report))
+    else:
+        print_report(report, Console())
+    sys.exit(report.falls_short)

@@ -1,0 +1,358 @@
+"""Checks of what the operations do to the ledgers: reading, retiring, deleting."""
+
+from typing import Any, Final
+
+from rollout_control_server.check.examination import (
+    Examination,
+    NotCheckedError,
+    ShortfallError,
+    check,
+    document_of,
+)
+from rollout_control_server.check.recorder import Row, failure_row, record_row
+from rollout_control_server.check.wire import Exchange
+from rollout_control_server.samples import changed, sample_commit, sample_conversation
+
+MAX_INT: Final = 2**63 - 1
+ODD_TEXT: Final = 'é\u0000\u0001 \u2028"\\</ \U0001f3b2 \u0430\u0301'
+CALLS: Final = 12
+
+
+def _expect(condition: bool, expected: str, exchange: Exchange) -> None:
+    if not condition:
+        raise ShortfallError(expected, exchange)
+
+
+def _manifest(server: Examination, rollout_id: str, because: str = "") -> tuple[dict[str, Any], Exchange]:
+    exchange = server.manifest(rollout_id, because=because)
+    document = document_of(exchange)
+    if not isinstance(document, dict):
+        raise ShortfallError("a manifest as JSON", exchange)
+    return document, exchange
+
+
+def _rows(document: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    rows = document.get(kind)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _expect_empty(server: Examination, rollout_id: str, because: str) -> None:
+    document, exchange = _manifest(server, rollout_id, because)
+    _expect(not document.get("records") and not document.get("failures"), f"an empty manifest: {because}", exchange)
+
+
+def _names(exchange: Exchange, kind: str) -> list[Any]:
+    document = document_of(exchange)
+    named = document.get(kind) if isinstance(document, dict) else None
+    return named if isinstance(named, list) else []
+
+
+def _expect_named(exchange: Exchange, kind: str, rollout_ids: list[str], because: str) -> None:
+    _expect(set(rollout_ids) <= set(map(str, _names(exchange, kind))), f"{kind}: {because}", exchange)
+
+
+def _recorded(server: Examination, name: str, calls: int = 3) -> str:
+    """Records a conversation, and returns its rollout."""
+    rollout_id = server.new_id(name)
+    server.record(rollout_id, [record_row(commit) for commit in sample_conversation(rollout_id, calls)])
+    return rollout_id
+
+
+def _expect_record(server: Examination, rollout_id: str, rows: list[Row]) -> None:
+    """Records rows, and expects the same ones back, in whatever order."""
+    server.record(rollout_id, rows)
+    document, exchange = _manifest(server, rollout_id)
+    found = {record.get("model_call_id"): record for record in _rows(document, "records")}
+    for row in rows:
+        wanted = row["record"]
+        came = found.get(wanted["model_call_id"])
+        _expect(came is not None, f"a record of call {wanted['model_call_id']!r}", exchange)
+        for name, value in wanted.items():
+            _expect(
+                came is not None and (name not in came or came[name] == value),
+                f"{name} of call {wanted['model_call_id']!r} to be {value!r}, as it was recorded",
+                exchange,
+            )
+
+
+# Reading
+
+
+@check("manifest.never-recorded")
+def _(server: Examination) -> None:
+    _expect_empty(server, server.new_id(), "the rollout never recorded a call")
+
+
+@check("manifest.changes-nothing")
+def _(server: Examination) -> None:
+    rollout_id = server.recorded_id or server.new_id()
+    first = server.manifest(rollout_id)
+    for _attempt in range(2):
+        again = server.manifest(rollout_id, because="it was read before, and reading changes nothing")
+        _expect(document_of(again) == document_of(first), "the same manifest as a moment before", again)
+
+
+@check("manifest.not-empty")
+def _(server: Examination) -> None:
+    rollout_id = server.recorded_id or _recorded(server, "rows")
+    document, exchange = _manifest(server, rollout_id, "the rollout has rows")
+    _expect(bool(document.get("records") or document.get("failures")), "rows: the rollout has some", exchange)
+
+
+@check("manifest.records")
+def _(server: Examination) -> None:
+    rollout_id = server.new_id("records")
+    rows = [record_row(commit) for commit in sample_conversation(rollout_id, CALLS, branch_at=5)]
+    _expect_record(server, rollout_id, rows)
+    document, exchange = _manifest(server, rollout_id)
+    _expect(len(_rows(document, "records")) <= CALLS, f"no more than the {CALLS} records that were written", exchange)
+
+
+@check("manifest.commit-order")
+def _(server: Examination) -> None:
+    rollout_id = server.new_id("order")
+    # Their ids, lengths and times sort in another order than that of their commits.
+    commits = [
+        changed(sample_commit(rollout_id, name, delta_len=length), admitted_at=1764450000.0 + length)
+        for name, length in (("m", 30), ("z", 10), ("a", 50), ("q", 20), ("b", 40))
+    ]
+    server.record(rollout_id, [record_row(commit) for commit in commits])
+    document, exchange = _manifest(server, rollout_id)
+    came = [record.get("model_call_id") for record in _rows(document, "records")]
+    wanted = [commit.record.model_call_id for commit in commits if commit.record.model_call_id in came]
+    _expect(came == wanted, f"the records in commit order: {', '.join(wanted)}", exchange)
+
+
+@check("manifest.failures")
+def _(server: Examination) -> None:
+    rollout_id = server.new_id("failures")
+    wanted = [("failed", "worker_capture_failed"), ("failed", "unresolved_parent"), ("whole", "worker_capture_failed")]
+    rows = [record_row(sample_commit(rollout_id, "whole")), *(failure_row(*failure) for failure in wanted)]
+    server.record(rollout_id, rows)
+    document, exchange = _manifest(server, rollout_id)
+    came = [(row.get("model_call_id"), row.get("reason")) for row in _rows(document, "failures")]
+    _expect(sorted(map(str, came)) == sorted(map(str, wanted)), f"the failures {wanted}", exchange)
+    _expect(len(_rows(document, "records")) == 1, "the record of call 'whole' beside its failure", exchange)
+
+
+@check("manifest.nulls")
+def _(server: Examination) -> None:
+    rollout_id = server.new_id("nulls")
+    bare = {"admitted_at": None, "output_fingerprint": None, "continuation_fingerprint": None}
+    server.record(rollout_id, [record_row(changed(sample_commit(rollout_id, "c"), **bare, fingerprint_version=0))])
+    document, exchange = _manifest(server, rollout_id)
+    for record in _rows(document, "records"):
+        for name in (*bare, "parent_call_id"):
+            _expect(name in record and record[name] is None, f"{name}: null, as it was recorded", exchange)
+
+
+@check("manifest.text")
+def _(server: Examination) -> None:
+    rollout_id = server.new_id("text")
+    commit = changed(
+        sample_commit(rollout_id, f"call {ODD_TEXT}"), response_id=ODD_TEXT, staging_key=f"{ODD_TEXT}{'k' * 5000}"
+    )
+    _expect_record(server, rollout_id, [{**record_row(commit), "staging_chain": [commit.record.staging_key]}])
+    server.record(rollout_id, [failure_row("failed", ODD_TEXT)])
+    document, exchange = _manifest(server, rollout_id)
+    for row in _rows(document, "failures"):
+        _expect(row.get("reason", ODD_TEXT) == ODD_TEXT, f"the reason {ODD_TEXT!r}, as it was recorded", exchange)
+
+
+@check("manifest.integers")
+def _(server: Examination) -> None:
+    rollout_id = server.new_id("integers")
+    commits = [
+        sample_commit(rollout_id, f"call-{number}", delta_len=number, weight_version=number)
+        for number in (2**53 + 1, MAX_INT)
+    ]
+    _expect_record(server, rollout_id, [record_row(commit) for commit in commits])
+
+
+# Retiring
+
+
+@check("retire.gone")
+def _(server: Examination) -> None:
+    kinds = {server.new_id("retired"): "though it never recorded a call"}
+    if server.recorder is not None:
+        kinds[_recorded(server, "retired")] = "and its rows are gone"
+    server.remove("retire", list(kinds))
+    for rollout_id, kind in kinds.items():
+        for _attempt in range(2):
+            server.manifest(rollout_id, 410, because=f"the rollout is retired, {kind}")
+
+
+@check("retire.absent")
+def _(server: Examination) -> None:
+    rollout_id = server.new_id("retired")
+    exchange = server.remove("retire", [rollout_id])
+    _expect_named(exchange, "absent", [rollout_id], "the rollout never recorded a call")
+
+
+@check("retire.repeated")
+def _(server: Examination) -> None:
+    rollout_id = server.new_id("retired")
+    server.remove("retire", [rollout_id])
+    exchange = server.remove("retire", [rollout_id], because="repeating the request is safe")
+    _expect_named(exchange, "absent", [rollout_id], "the rollout is fenced already")
+
+
+@check("retire.whole-batch")
+def _(server: Examination) -> None:
+    batch = [server.new_id("batch") for _ in range(5)]
+    server.remove("retire", batch)
+    came = {}
+    for rollout_id in batch:
+        came[rollout_id] = server.manifest(rollout_id, 200, 410)
+    if all(exchange.answer is not None and exchange.answer.status == 200 for exchange in came.values()):
+        raise NotCheckedError("retire fences no rollout of a batch: see retire.gone")
+    for exchange in came.values():
+        _expect(exchange.answer is not None and exchange.answer.status == 410, "status 410: all are retired", exchange)
+
+
+@check("retire.nothing-else")
+def _(server: Examination) -> None:
+    rollout_id = server.new_id("retired")
+    others = [f"{rollout_id}0", rollout_id[:-1], rollout_id.upper(), f"{rollout_id}.", server.new_id()]
+    server.remove("retire", [rollout_id])
+    for other in others:
+        server.manifest(other, because=f"another rollout, {rollout_id}, was retired")
+
+
+def _change_nothing(server: Examination, operation: str, batch: list[str]) -> None:
+    """Sends a batch with an invalid id, which is to be refused whole."""
+    exchange = server.remove(operation, batch, 200, 400, 422)
+    if exchange.answer is not None and exchange.answer.status == 200:
+        raise NotCheckedError("the server takes an invalid id: see ids.anywhere-in-batch")
+
+
+@check("retire.bad-batch")
+def _(server: Examination) -> None:
+    before, after = server.new_id("batch"), server.new_id("batch")
+    _change_nothing(server, "retire", [before, "a b", after])
+    for rollout_id in (before, after):
+        server.manifest(rollout_id, because="the batch had an invalid id, so nothing of it was done")
+
+
+@check("delete.bad-batch")
+def _(server: Examination) -> None:
+    before, after = server.new_id("batch"), server.new_id("batch")
+    server.remove("retire", [before, after])
+    fenced = [server.manifest(rollout_id, 200, 410) for rollout_id in (before, after)]
+    if any(exchange.answer is None or exchange.answer.status != 410 for exchange in fenced):
+        raise NotCheckedError("retire leaves no fence that a delete could lift: see retire.gone")
+    _change_nothing(server, "delete", [before, "a b", after])
+    for rollout_id in (before, after):
+        server.manifest(rollout_id, 410, because="the batch had an invalid id, so nothing of it was done")
+
+
+@check("retire.removed")
+def _(server: Examination) -> None:
+    rollout_id = _recorded(server, "rows")
+    never = server.new_id("never")
+    exchange = server.remove("retire", [never, rollout_id])
+    _expect_named(exchange, "removed", [rollout_id], "the rollout had rows")
+
+
+@check("retire.removed-once")
+def _(server: Examination) -> None:
+    rollout_id = _recorded(server, "rows")
+    server.remove("retire", [rollout_id])
+    exchange = server.remove("retire", [rollout_id])
+    _expect_named(exchange, "absent", [rollout_id], "the rollout is fenced, its rows were removed before")
+
+
+@check("retire.late-write")
+def _(server: Examination) -> None:
+    rollout_id = server.new_id("late")
+    commits = sample_conversation(rollout_id, 3)
+    server.record(rollout_id, [record_row(commit) for commit in commits[:2]])
+    server.remove("retire", [rollout_id])
+    server.record(rollout_id, [record_row(commit) for commit in commits])
+    server.record(rollout_id, [failure_row("late", "worker_capture_failed")])
+    server.manifest(rollout_id, 410, because="the rollout is retired, and a late write is discarded")
+    exchange = server.remove("retire", [rollout_id])
+    _expect_named(exchange, "absent", [rollout_id], "late writes to a retired rollout are discarded")
+
+
+@check("removal.failure-rows-count")
+def _(server: Examination) -> None:
+    rollout_id = server.new_id("failed")
+    server.record(rollout_id, [failure_row("failed", "worker_capture_failed")])
+    exchange = server.remove("retire", [rollout_id])
+    _expect_named(exchange, "removed", [rollout_id], "the rollout had a failure row")
+
+
+@check("removal.duplicates")
+def _(server: Examination) -> None:
+    one, two, three = (server.new_id("twice") for _ in range(3))
+    exchange = server.remove("delete", [two, one, two, three, one, two])
+    named = _names(exchange, "removed") + _names(exchange, "absent")
+    _expect(named == [two, one, three], f"absent: {two}, {one}, {three}, each once", exchange)
+
+
+# Deleting
+
+
+@check("delete.absent")
+def _(server: Examination) -> None:
+    rollout_id = server.new_id("deleted")
+    exchange = server.remove("delete", [rollout_id])
+    _expect_named(exchange, "absent", [rollout_id], "the rollout never recorded a call")
+    _expect_empty(server, rollout_id, "there was nothing to delete")
+
+
+@check("delete.lifts-fence")
+def _(server: Examination) -> None:
+    rollout_id = server.new_id("lifted")
+    server.remove("retire", [rollout_id])
+    server.remove("delete", [rollout_id])
+    _expect_empty(server, rollout_id, "the fence is lifted")
+
+
+@check("delete.fence-is-absent")
+def _(server: Examination) -> None:
+    rollout_id = server.new_id("lifted")
+    server.remove("retire", [rollout_id])
+    exchange = server.remove("delete", [rollout_id])
+    _expect_named(exchange, "absent", [rollout_id], "the rollout was fenced and had no rows")
+
+
+@check("delete.removed")
+def _(server: Examination) -> None:
+    rollout_id = _recorded(server, "rows")
+    exchange = server.remove("delete", [rollout_id])
+    _expect_named(exchange, "removed", [rollout_id], "the rollout had rows")
+
+
+@check("delete.rows-gone")
+def _(server: Examination) -> None:
+    rollout_id = _recorded(server, "rows")
+    server.remove("delete", [rollout_id])
+    _expect_empty(server, rollout_id, "the rollout was deleted")
+    exchange = server.remove("delete", [rollout_id])
+    _expect_named(exchange, "absent", [rollout_id], "its rows were deleted before")
+
+
+def _expect_only(server: Examination, rollout_id: str, call_id: str) -> None:
+    server.record(rollout_id, [record_row(sample_commit(rollout_id, call_id, delta_len=9))])
+    document, exchange = _manifest(server, rollout_id, "the id is used again")
+    came = [record.get("model_call_id") for record in _rows(document, "records")]
+    _expect(came == [call_id], f"only {call_id!r}, which was recorded after the delete", exchange)
+
+
+@check("delete.id-used-again")
+def _(server: Examination) -> None:
+    rollout_id = server.new_id("again")
+    server.record(rollout_id, [record_row(sample_commit(rollout_id, "old")), failure_row("old-failed", "x")])
+    server.remove("delete", [rollout_id])
+    _expect_only(server, rollout_id, "new")
+
+
+@check("delete.after-retire-starts-new")
+def _(server: Examination) -> None:
+    rollout_id = _recorded(server, "again")
+    server.remove("retire", [rollout_id])
+    server.remove("delete", [rollout_id])
+    _expect_only(server, rollout_id, "new")
