@@ -118,6 +118,12 @@ async def connect() -> AsyncGenerator[Connect, None]:
         await client.aclose()
 
 
+@pytest.fixture
+def one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the first pause longer than any time limit, so that a failure is final, on however slow a machine."""
+    monkeypatch.setattr("rollout_control_client._exchange.FIRST_BACKOFF_S", 1e9)
+
+
 @pytest.fixture(scope="session")
 def peer_vectors() -> Path:
     return Path(__file__).parents[1] / "peer_vectors"

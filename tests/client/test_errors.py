@@ -55,6 +55,7 @@ def expected(error: type[Exception]) -> type[RequestFailedError]:
     return RequestFailedError
 
 
+@pytest.mark.usefixtures("one_attempt")
 @pytest.mark.parametrize("foreign", [*HTTPX_ERRORS, OSError, ConnectionResetError, TimeoutError])
 async def test_every_foreign_error_becomes_one_of_ours(connect: Any, foreign: type[Exception]) -> None:
     original = made(foreign)
@@ -62,7 +63,7 @@ async def test_every_foreign_error_becomes_one_of_ours(connect: Any, foreign: ty
     async def fail(request: httpx.Request) -> httpx.Response:
         raise original
 
-    client = connect(request_timeout_s=0.04, transport=httpx.MockTransport(fail))
+    client = connect(transport=httpx.MockTransport(fail))
 
     with pytest.raises(RolloutControlError) as caught:
         await client.manifest("r1")
@@ -141,6 +142,7 @@ def test_the_shared_error_survives_pickling() -> None:
     assert again.rollout_id == "r1"
 
 
+@pytest.mark.usefixtures("one_attempt")
 async def test_nothing_shows_the_token(
     serve: Any, connect: Any, answer: Any, linear: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -148,7 +150,7 @@ async def test_nothing_shows_the_token(
     server = await serve(
         answer(200, linear), answer(401, b'{"detail": "no"}'), answer(200, b"<html>"), lambda writer: writer.drain()
     )
-    client = connect(server.base_url, 0.3)
+    client = connect(server.base_url)
 
     await client.manifest("linear-3")
     shown = [

@@ -78,7 +78,8 @@ async def test_a_connection_that_drops_midway_is_tried_again(
     assert len(server.requests) == 2
 
 
-async def test_a_connection_that_always_drops_is_unreachable(serve: Any, connect: Any, answer: Any) -> None:
+@pytest.mark.usefixtures("one_attempt")
+async def test_a_connection_that_drops_to_the_last_is_unreachable(serve: Any, connect: Any, answer: Any) -> None:
     async def drop(writer: asyncio.StreamWriter) -> None:
         writer.write(answer(200, b"{}")[:-1])
         await writer.drain()
@@ -86,17 +87,17 @@ async def test_a_connection_that_always_drops_is_unreachable(serve: Any, connect
     server = await serve(drop)
 
     with pytest.raises(ServerUnreachableError, match="RemoteProtocolError") as caught:
-        await connect(server.base_url, 0.4).manifest("linear-3")
+        await connect(server.base_url).manifest("linear-3")
 
     assert caught.value.status is None
-    assert len(server.requests) > 1
 
 
+@pytest.mark.usefixtures("one_attempt")
 async def test_what_is_not_http_is_unreachable(serve: Any, connect: Any) -> None:
     server = await serve(b"SSH-2.0-OpenSSH_9.9\r\n\r\n")
 
     with pytest.raises(ServerUnreachableError):
-        await connect(server.base_url, 0.3).manifest("linear-3")
+        await connect(server.base_url).manifest("linear-3")
 
 
 @pytest.mark.parametrize(
@@ -300,14 +301,16 @@ async def test_the_token_goes_to_no_proxy_of_the_environment(
     assert proxy.requests == []
 
 
+@pytest.mark.usefixtures("one_attempt")
 async def test_nothing_listens(serve: Any, connect: Any) -> None:
     with pytest.raises(ServerUnreachableError, match="ConnectError") as caught:
-        await connect("http://127.0.0.1:1", 0.3).retire(["r1"])
+        await connect("http://127.0.0.1:1").retire(["r1"])
 
     assert isinstance(caught.value, RolloutControlError)
     assert (caught.value.method, caught.value.status) == ("POST", None)
 
 
+@pytest.mark.usefixtures("one_attempt")
 async def test_tls_where_the_server_speaks_none(connect: Any, answer: Any, linear: bytes) -> None:
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(answer(200, linear))
@@ -317,7 +320,7 @@ async def test_tls_where_the_server_speaks_none(connect: Any, answer: Any, linea
         port = listener.sockets[0].getsockname()[1]
 
         with pytest.raises(ServerUnreachableError, match="SSL"):
-            await connect(f"https://127.0.0.1:{port}", 0.5).manifest("linear-3")
+            await connect(f"https://127.0.0.1:{port}").manifest("linear-3")
 
 
 async def test_a_server_that_sends_the_token_back_does_not_get_it_shown(
