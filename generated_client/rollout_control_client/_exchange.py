@@ -30,6 +30,9 @@ LONGEST_BACKOFF_S: Final = 2.0
 LONGEST_EXCERPT: Final = 200
 """How many characters an error shows of a body in a form that we don't know, such as a proxy's HTML."""
 
+SHORTEST_SECRET: Final = 8
+"""From how many characters on a token is taken out of an error; a shorter one is a word that occurs by chance."""
+
 T = TypeVar("T")
 E = TypeVar("E", bound=RequestFailedError)
 
@@ -72,7 +75,7 @@ async def exchange(
                 backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
     except TimeoutError:
         before = f"; the attempt before: {failure.detail}" if failure is not None else ""
-        detail = f"no whole answer within {timeout_s:g} s{before}"
+        detail = f"no whole answer from {_origin(request)} within {timeout_s:g} s{before}"
         raise _failed(RequestTimedOutError, request, None, detail) from failure
 
 
@@ -81,7 +84,7 @@ async def _attempt(http: httpx.AsyncClient, request: httpx.Request, read: Callab
     try:
         response = await http.send(request)
     except (httpx.HTTPError, httpx.InvalidURL, httpx.CookieConflict, httpx.StreamError, OSError) as error:
-        raise _failed(_counterpart(error), request, None, _describe(error)) from error
+        raise _failed(_counterpart(error), request, None, f"{_describe(error)} ({_origin(request)})") from error
     try:
         return read(response)
     except UnexpectedStatus:
@@ -121,8 +124,14 @@ def _refused(request: httpx.Request, response: httpx.Response) -> RequestFailedE
 
 def _failed(kind: type[E], request: httpx.Request, status: int | None, detail: str) -> E:
     """Returns an error about the request, without the token, which a server could have sent back to us."""
-    token = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    return kind(request.method, request.url.path, status, detail.replace(token, "[token]") if token else detail)
+    token = request.headers["Authorization"].removeprefix("Bearer ")
+    if len(token) >= SHORTEST_SECRET:
+        detail = detail.replace(token, "[token]")
+    return kind(request.method, request.url.path, status, detail)
+
+
+def _origin(request: httpx.Request) -> str:
+    return f"{request.url.scheme}://{request.url.netloc.decode()}"
 
 
 def _describe(error: Exception) -> str:

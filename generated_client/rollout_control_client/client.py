@@ -257,12 +257,15 @@ def _checked_url(base_url: str) -> str:
     """
     try:
         url = httpx.URL(base_url)
-    except httpx.InvalidURL as error:
+        scheme, host, port = url.scheme, url.host, url.port
+    except (httpx.InvalidURL, UnicodeError) as error:
         raise ValueError(f"base_url is no URL: {error}") from None
-    if url.scheme not in {"http", "https"} or not url.host:
+    if scheme not in {"http", "https"} or not host:
         raise ValueError(
-            f"base_url is an http:// or https:// URL with a host; its scheme is {url.scheme!r}, its host {url.host!r}"
+            f"base_url is an http:// or https:// URL with a host; its scheme is {scheme!r}, its host {host!r}"
         )
+    if port is not None and not 0 < port < 65536:
+        raise ValueError(f"base_url has a port between 1 and 65535, not {port}")
     if url.userinfo or "?" in base_url or "#" in base_url:
         raise ValueError("base_url has no user, query or fragment; who asks is said by the token alone")
     return str(url).rstrip("/")

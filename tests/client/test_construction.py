@@ -41,7 +41,16 @@ async def test_base_url_may_have_a_path_and_end_in_slashes(base_url: str, url: s
     "base_url",
     [
         *("", "control.test", "localhost:8000", "ftp://control.test", "unix:///run/socket", "/path"),
-        *("http://", "http:///path", "http://h:port", "http://h\n.test", "http://user@h"),
+        *(
+            "http://",
+            "http:///path",
+            "http://h:port",
+            "http://h\n.test",
+            "http://user@h",
+            "http://[::1",
+            "http://xn--a",
+        ),
+        *("http://h:0", "http://h:-1", "http://h:65536"),
         *("http://h/?q=1", "http://h/?", "http://h/#part"),
     ],
 )

@@ -74,6 +74,14 @@ async def test_every_foreign_error_becomes_one_of_ours(connect: Any, foreign: ty
     assert (caught.value.method, caught.value.path, caught.value.status) == ("GET", PATH, None)
 
 
+async def test_a_token_that_is_a_common_word_garbles_no_error() -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(401, json={"detail": "send the token"}))
+
+    async with rollout_control_client.RolloutControlClient("http://h", "token", 5, transport=transport) as client:
+        with pytest.raises(RequestFailedError, match="send the token"):
+            await client.manifest("r1")
+
+
 def test_httpx_has_the_errors_that_we_looked_at() -> None:
     assert len(HTTPX_ERRORS) >= 28
 
