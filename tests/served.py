@@ -17,9 +17,11 @@ TOKEN = "the-token-of-the-tests"
 
 
 @contextlib.contextmanager
-def serving(app: Any, lifespan: Literal["auto", "on", "off"] = "auto", root_path: str = "") -> Iterator[str]:
+def serving(
+    app: Any, lifespan: Literal["auto", "on", "off"] = "auto", root_path: str = "", port: int = 0
+) -> Iterator[str]:
     """Serves an application in a thread, over a real socket, and yields its base URL."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", port)) as listener:
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan=lifespan, root_path=root_path)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -18,6 +18,7 @@ from rollout_control_client.errors import (
     ServerUnreachableError,
     ServiceUnavailableError,
 )
+from rollout_control_client.manifests import ManifestIterator
 
 __all__ = [
     "CONTROL_ROUTE_PREFIX",
@@ -25,6 +26,7 @@ __all__ = [
     "CallFailure",
     "CallRecord",
     "ContractBrokenError",
+    "ManifestIterator",
     "PartialRemoval",
     "RemovalRefusedError",
     "RequestFailedError",

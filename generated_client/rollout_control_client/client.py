@@ -3,9 +3,8 @@
 import asyncio
 import math
 import ssl
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -14,9 +13,15 @@ from rollout_control_spec import MAX_LEDGER_BATCH, RolloutRetiredError, unique_r
 
 from rollout_control_client._exchange import exchange
 from rollout_control_client._generated import AuthenticatedClient
-from rollout_control_client._generated.api.control import delete_rollouts, get_rollout_manifest, retire_rollouts
+from rollout_control_client._generated.api.control import (
+    delete_rollouts,
+    get_rollout_manifest,
+    get_rollout_manifests,
+    retire_rollouts,
+)
 from rollout_control_client._generated.models import LedgerBatchRequest, RolloutManifest, RolloutRemoval
 from rollout_control_client.errors import PartialRemoval, RequestFailedError
+from rollout_control_client.manifests import ManifestIterator, ManifestOutcome, ManifestReader, Part
 
 __all__ = ["RolloutControlClient"]
 
@@ -74,6 +79,7 @@ class RolloutControlClient:
         self._http: AuthenticatedClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+        self._reader = ManifestReader(self._part, self._outcome)
 
     async def manifest(self, rollout_id: str) -> RolloutManifest:
         """Returns the rollout's manifest; empty if the rollout never recorded a call (spec, getRolloutManifest).
@@ -92,10 +98,8 @@ class RolloutControlClient:
                 raise RolloutRetiredError(rollout_id) from error
             raise
 
-    def manifests(
-        self, rollout_ids: Sequence[str], *, max_concurrency: int = 32
-    ) -> AsyncGenerator[tuple[str, RolloutManifest | RolloutRetiredError], None]:
-        """Iterates over the manifests of many rollouts, each as soon as it has arrived.
+    def manifests(self, rollout_ids: Sequence[str], *, max_concurrency: int = 32) -> ManifestIterator:
+        """Iterates over the manifests of many rollouts, as they arrive.
 
             async for rollout_id, outcome in client.manifests(rollout_ids):
                 ...
@@ -104,9 +108,15 @@ class RolloutControlClient:
         other failure is raised at once. When the iteration ends, for whatever reason, no request is left running; a
         loop that may be left early closes the iterator itself, with `contextlib.aclosing`.
 
+        Many manifests come in one answer (spec, getRolloutManifests), and the next answer is on its way while one is
+        consumed. A server that lacks this operation, such as Gym's, is asked for the manifests one by one.
+
         Args:
             rollout_ids: The rollouts; repeated ids count once. They are checked before this method returns.
-            max_concurrency: How many requests run at a time. At most twice as many manifests are held in memory.
+            max_concurrency: How many requests run at a time at most. At most twice as many answers are held in memory.
+
+        Returns:
+            The iterator, whose `total` is the number of outcomes.
 
         Raises:
             TypeError: `rollout_ids` is no sequence of strings.
@@ -115,32 +125,15 @@ class RolloutControlClient:
         """
         if max_concurrency < 1:
             raise ValueError(f"max_concurrency is at least 1, not {max_concurrency}")
-        return self._as_they_arrive(unique_rollout_ids(rollout_ids), max_concurrency)
+        unique = unique_rollout_ids(rollout_ids)
+        return ManifestIterator(self._reader.outcomes(unique, max_concurrency), len(unique))
 
-    async def _as_they_arrive(
-        self, rollout_ids: Iterable[str], max_concurrency: int
-    ) -> AsyncGenerator[tuple[str, RolloutManifest | RolloutRetiredError], None]:
-        waiting = iter(rollout_ids)
-        running: set[asyncio.Task[tuple[str, RolloutManifest | RolloutRetiredError]]] = set()
+    async def _part(self, rollout_ids: list[str]) -> Part:
+        http = self._connected()
+        request = get_rollout_manifests.build_request(LedgerBatchRequest(rollout_ids=rollout_ids), client=http)
+        return await exchange(http, request, partial(_read_part, rollout_ids), self._request_timeout_s)
 
-        def start(count: int) -> None:
-            running.update(asyncio.create_task(self._outcome(rollout_id)) for rollout_id in islice(waiting, count))
-
-        try:
-            start(max_concurrency)
-            while running:
-                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                outcomes = [task.result() for task in done]
-                running.difference_update(done)
-                start(len(done))
-                for outcome in outcomes:
-                    yield outcome
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-
-    async def _outcome(self, rollout_id: str) -> tuple[str, RolloutManifest | RolloutRetiredError]:
+    async def _outcome(self, rollout_id: str) -> ManifestOutcome:
         try:
             return rollout_id, await self.manifest(rollout_id)
         except RolloutRetiredError as retired:
@@ -226,6 +219,17 @@ def _read_manifest(rollout_id: str, response: httpx.Response) -> RolloutManifest
     if manifest.rollout_id != rollout_id:
         raise ValueError(f"the manifest is that of {manifest.rollout_id!r}")
     return manifest
+
+
+def _read_part(batch: list[str], response: httpx.Response) -> Part:
+    answer = get_rollout_manifests.parse_response(response)
+    outcomes: list[ManifestOutcome] = [(manifest.rollout_id, manifest) for manifest in answer.manifests]
+    outcomes += [(rollout_id, RolloutRetiredError(rollout_id)) for rollout_id in answer.retired]
+    if sorted([rollout_id for rollout_id, _ in outcomes] + answer.remaining) != sorted(batch):
+        raise ValueError("the answer does not name each id of the request exactly once")
+    if not outcomes:
+        raise ValueError("the answer deals with none of the ids")
+    return Part(outcomes, answer.remaining)
 
 
 def _read_removal(operation: _Removal, batch: Sequence[str], response: httpx.Response) -> RolloutRemoval:

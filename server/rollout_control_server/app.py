@@ -5,14 +5,20 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 from rollout_control_spec import CONTROL_ROUTE_PREFIX, openapi_yaml
 
-from rollout_control_server.control_routes import RefuseRemoval, control_application
+from rollout_control_server.control_routes import DEFAULT_ANSWER_LIMIT, RefuseRemoval, control_application
 from rollout_control_server.ledger import CaptureLedger
 from rollout_control_server.problems import EXCEPTION_HANDLERS, told
 
 __all__ = ["create_app"]
 
 
-def create_app(ledger: CaptureLedger, auth_token: str, refuse_removal: RefuseRemoval | None = None) -> ASGIApp:
+def create_app(
+    ledger: CaptureLedger,
+    auth_token: str,
+    refuse_removal: RefuseRemoval | None = None,
+    *,
+    answer_limit: int = DEFAULT_ANSWER_LIMIT,
+) -> ASGIApp:
     """Returns the stand-alone ASGI application.
 
     Beside the control routes it serves, without a token: `/livez` (the process answers), `/readyz` (the ledger can
@@ -22,12 +28,13 @@ def create_app(ledger: CaptureLedger, auth_token: str, refuse_removal: RefuseRem
         ledger: The ledgers that are read and removed.
         auth_token: The secret that a request to the control routes must carry.
         refuse_removal: Asked before each retire and delete; see `install_rollout_control_routes`.
+        answer_limit: Bytes of manifests in one bulk answer; see there.
 
     Raises:
         TypeError: The token is no string.
-        ValueError: The token is empty or cannot be sent in a header.
+        ValueError: The token is empty or cannot be sent in a header, or `answer_limit` is less than 1.
     """
-    control = control_application(ledger, auth_token, refuse_removal)
+    control = control_application(ledger, auth_token, refuse_removal, answer_limit)
     spec = openapi_yaml()
 
     @get("/livez", media_type="text/plain")

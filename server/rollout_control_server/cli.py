@@ -3,26 +3,25 @@
 import asyncio
 import os
 import sys
+import tempfile
 from typing import Final
 
 import click
 
 from rollout_control_server.app import create_app
 from rollout_control_server.check.command import check
+from rollout_control_server.control_routes import DEFAULT_ANSWER_LIMIT
 from rollout_control_server.demo import run_demo
 from rollout_control_server.errors import LedgerRefusedError
 from rollout_control_server.ledger import CaptureLedger, open_ledger
 from rollout_control_server.serving import AUTH_TOKEN_VARIABLE, run_server
 
-DEFAULT_LEDGER: Final = "memory://"
+DEFAULT_LEDGER: Final = "sqlite:///rollout-control.sqlite"
+
+LEDGER_HELP: Final = "memory://, sqlite:///FILE (relative), sqlite:////FILE (absolute) or postgresql://HOST/DATABASE."
 
 ledger_option = click.option(
-    "--ledger",
-    "ledger_url",
-    metavar="URL",
-    default=DEFAULT_LEDGER,
-    show_default=True,
-    help="The ledger: memory://.",
+    "--ledger", "ledger_url", metavar="URL", default=DEFAULT_LEDGER, show_default=True, help=LEDGER_HELP
 )
 
 
@@ -36,7 +35,14 @@ def rollout_control() -> None:
 @ledger_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
-def serve(ledger_url: str, host: str, port: int) -> None:
+@click.option(
+    "--answer-limit",
+    default=DEFAULT_ANSWER_LIMIT,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Bytes of manifests in one answer to a trainer that asks for many.",
+)
+def serve(ledger_url: str, host: str, port: int, answer_limit: int) -> None:
     """Serve the control plane until SIGINT or SIGTERM.
 
     The bearer token is read from the environment variable ROLLOUT_CONTROL_AUTH_TOKEN.
@@ -46,7 +52,7 @@ def serve(ledger_url: str, host: str, port: int) -> None:
         raise click.UsageError(f"set {AUTH_TOKEN_VARIABLE} to the bearer token that trainers send")
     ledger = ledger_of(ledger_url)
     try:
-        app = create_app(ledger, auth_token)
+        app = create_app(ledger, auth_token, answer_limit=answer_limit)
     except ValueError as error:
         raise click.UsageError(f"{AUTH_TOKEN_VARIABLE}: {error}") from error
     try:
@@ -59,14 +65,15 @@ rollout_control.add_command(check)
 
 
 @rollout_control.command()
-@ledger_option
+@click.option("--ledger", "ledger_url", metavar="URL", help=f"{LEDGER_HELP}  [default: a new SQLite file]")
 @click.option("--rollouts", default=300, show_default=True, type=click.IntRange(10, 4096), help="How many to make up.")
-def demo(ledger_url: str, rollouts: int) -> None:
+def demo(ledger_url: str | None, rollouts: int) -> None:
     """Show the whole life of rollouts: a model server records them, a trainer reads and retires them.
 
     Exits with 1 if anything is not as the contract says.
     """
-    sys.exit(asyncio.run(run_demo(ledger_url, rollouts)))
+    with tempfile.TemporaryDirectory(prefix="rollout-control-demo-") as folder:
+        sys.exit(asyncio.run(run_demo(ledger_url or f"sqlite:///{folder}/ledger.sqlite", rollouts)))
 
 
 def ledger_of(url: str) -> CaptureLedger:

@@ -24,6 +24,7 @@ from rollout_control_spec import (
 )
 
 from rollout_control_server.auth import BearerToken
+from rollout_control_server.bulk import encoded, joined, read_manifests
 from rollout_control_server.errors import ProblemKind, RequestRefusedError
 from rollout_control_server.problems import EXCEPTION_HANDLERS, problem_response, told
 from rollout_control_server.records import LedgerBatchRequest, RolloutRemoval
@@ -47,7 +48,10 @@ RefuseRemoval = Callable[[], str | Awaitable[str | None] | None]
 BODY_LIMIT: Final = 8 * 2**20
 """Bytes of a body; 4096 of the longest ids take 6.3 MB when each character is written as an escape."""
 
-_REMOVALS: Final = ("retire", "delete")
+DEFAULT_ANSWER_LIMIT: Final = 4 * 2**20
+"""Bytes of manifests in one bulk answer: some hundreds of usual rollouts, and little beside what a server needs."""
+
+_BATCH_OPERATIONS: Final = ("manifests", "retire", "delete")
 _BATCH_DECODER: Final = msgspec.json.Decoder(LedgerBatchRequest)
 
 
@@ -56,8 +60,10 @@ def install_rollout_control_routes(
     lineage_store: Any,
     auth_token: str,
     refuse_removal: RefuseRemoval | None = None,
+    *,
+    answer_limit: int = DEFAULT_ANSWER_LIMIT,
 ) -> None:
-    """Installs the manifest, retire and delete routes, protected by a bearer token, below `CONTROL_ROUTE_PREFIX`.
+    """Installs the routes that read, retire and delete ledgers, below `CONTROL_ROUTE_PREFIX`, for bearers of a token.
 
     Everything below the prefix is answered here, errors included; the application's own routes, schema, exception
     handlers and logging stay as they are. No lifespan is needed.
@@ -69,13 +75,15 @@ def install_rollout_control_routes(
         auth_token: The secret that a request must carry.
         refuse_removal: Asked before each retire and delete. A reason refuses it for now, with 409, and the caller
             retries later.
+        answer_limit: Bytes that the manifests of one bulk answer may have together; a single larger manifest is sent
+            by itself.
 
     Raises:
         TypeError: `app` is of another kind.
-        ValueError: The token is empty or cannot be sent in a header, or the application has routes already that would
-            answer in their place.
+        ValueError: The token is empty or cannot be sent in a header, `answer_limit` is less than 1, or the application
+            has routes already that would answer in their place.
     """
-    control = control_application(lineage_store, auth_token, refuse_removal)
+    control = control_application(lineage_store, auth_token, refuse_removal, answer_limit)
     mount = _mounting(app)
     if _answers_control_paths(app):
         raise ValueError(
@@ -115,7 +123,9 @@ def _as_handler(control: ASGIApp) -> Callable[[Scope, Receive, Send], Awaitable[
     return rollout_control
 
 
-def control_application(ledger: Any, auth_token: str, refuse_removal: RefuseRemoval | None) -> ASGIApp:
+def control_application(
+    ledger: Any, auth_token: str, refuse_removal: RefuseRemoval | None, answer_limit: int
+) -> ASGIApp:
     """Returns the ASGI application that answers everything below the prefix, wherever it is mounted.
 
     It makes the first decision of the spec's order, authentication, on the bare request, and hands the rest to an
@@ -123,10 +133,12 @@ def control_application(ledger: Any, auth_token: str, refuse_removal: RefuseRemo
 
     Raises:
         TypeError: The token is no string.
-        ValueError: The token is empty or cannot be sent in a header.
+        ValueError: The token is empty or cannot be sent in a header, or `answer_limit` is less than 1.
     """
+    if answer_limit < 1:
+        raise ValueError(f"answer_limit must be at least 1 byte, and is {answer_limit}")
     token = BearerToken(auth_token)
-    inner = _routes(ledger, refuse_removal)
+    inner = _routes(ledger, refuse_removal, answer_limit)
 
     async def control(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
@@ -172,22 +184,29 @@ def _path_below_prefix(scope: Scope) -> str:
     return unquote(path) or "/"
 
 
-def _routes(ledger: Any, refuse_removal: RefuseRemoval | None) -> Litestar:
+def _routes(ledger: Any, refuse_removal: RefuseRemoval | None, answer_limit: int) -> Litestar:
     """Returns the Litestar application of the operations, with paths relative to the prefix."""
 
     # Litestar prefers a fixed segment to a parameter and never turns back, so that rollouts with the name of an
     # operation would have no manifest.
     @get(
-        ["/rollouts/{rollout_id:str}/manifest", *(f"/rollouts/{name}/manifest" for name in _REMOVALS)],
+        ["/rollouts/{rollout_id:str}/manifest", *(f"/rollouts/{name}/manifest" for name in _BATCH_OPERATIONS)],
         media_type=MediaType.JSON,
     )
     async def manifest(scope: Scope) -> Response[bytes]:
         rollout_id = _valid(validate_rollout_id, scope["path"].split("/")[2])
         try:
-            answer = await ledger.manifest(rollout_id)
-            return _json(answer if isinstance(answer, bytes) else msgspec.json.encode(answer))
+            return _json(encoded(await ledger.manifest(rollout_id)))
         except Exception as error:
             raise told(error, f"manifest of rollout {rollout_id!r}") from error
+
+    @post("/rollouts/manifests", guards=[_check_media_type], status_code=200)
+    async def manifests(request: Request[Any, Any, Any]) -> Response[bytes]:
+        rollout_ids = _valid(unique_rollout_ids, _batch_of(await _body_of(request)).rollout_ids)
+        try:
+            return _json(joined(await read_manifests(ledger, rollout_ids, answer_limit)))
+        except Exception as error:
+            raise told(error, f"manifests of {len(rollout_ids)} rollouts") from error
 
     async def remove(operation: str, request: Request[Any, Any, Any]) -> Response[bytes]:
         rollout_ids = _valid(unique_rollout_ids, _batch_of(await _body_of(request)).rollout_ids)
@@ -211,7 +230,7 @@ def _routes(ledger: Any, refuse_removal: RefuseRemoval | None) -> Litestar:
         return await remove("delete", request)
 
     return Litestar(
-        [manifest, retire, delete],
+        [manifest, manifests, retire, delete],
         debug=False,
         openapi_config=None,
         # Otherwise Litestar replaces the root logger's handlers, which are the host's.

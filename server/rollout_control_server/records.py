@@ -16,6 +16,7 @@ __all__ = [
     "LedgerBatchRequest",
     "ParentLookup",
     "RolloutManifest",
+    "RolloutManifests",
     "RolloutRemoval",
 ]
 
@@ -29,7 +30,7 @@ Sha256Hex = Annotated[str, msgspec.Meta(min_length=64, max_length=64, pattern=r"
 
 
 class LedgerBatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of the retire and delete routes.
+    """Body of the routes that take many rollouts.
 
     Attributes:
         rollout_ids: 1 to 4096 rollout ids. The struct checks that they are strings; whether each is a rollout id is
@@ -110,6 +111,20 @@ class RolloutManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     rollout_id: str
     records: list[CallRecord]
     failures: list[CallFailure]
+
+
+class RolloutManifests(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The manifests of a batch that one answer has room for; each id of the batch is in one of the lists, in its order.
+
+    Attributes:
+        manifests: Those of the rollouts that are not retired.
+        retired: Ids of retired rollouts.
+        remaining: Ids that were not dealt with, because the answer had reached its size limit.
+    """
+
+    manifests: list[RolloutManifest]
+    retired: list[str]
+    remaining: list[str]
 
 
 class ParentLookup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -25,6 +25,7 @@ STRUCTS = {
     "LedgerBatchRequest": records.LedgerBatchRequest,
     "Problem": errors.Problem,
     "RolloutManifest": records.RolloutManifest,
+    "RolloutManifests": records.RolloutManifests,
     "RolloutRemoval": records.RolloutRemoval,
 }
 
@@ -34,6 +35,8 @@ SAID_ELSEWHERE = {
     ("LedgerBatchRequest", "rollout_ids"): {"items"},
     ("RolloutRemoval", "removed"): {"items"},
     ("RolloutRemoval", "absent"): {"items"},
+    ("RolloutManifests", "retired"): {"items"},
+    ("RolloutManifests", "remaining"): {"items"},
     ("RolloutManifest", "rollout_id"): {"minLength", "maxLength", "pattern", "not"},
     # An answer of ours, never read.
     ("Problem", "type"): {"format"},

@@ -19,7 +19,7 @@ from rollout_control_spec import unique_rollout_ids, validate_rollout_id
 
 from rollout_control_server.records import CallFailure, CallRecord, CaptureCommit, ParentLookup, RolloutRemoval
 
-__all__ = ["CaptureLedger", "CheckedCommit", "CheckedFailure", "FenceCount"]
+__all__ = ["CaptureLedger", "CheckedCommit", "CheckedFailure", "FenceCount", "ManifestsRead"]
 
 logger = logging.getLogger("rollout_control_server.ledger")
 
@@ -77,6 +77,20 @@ class FenceCount(NamedTuple):
     forgotten: int
     kept: int
     kept_bytes: int
+
+
+class ManifestsRead(NamedTuple):
+    """What one bulk reading has dealt with; each id is in one of the three, in the order that was asked for.
+
+    Attributes:
+        manifests: The manifests of the rollouts that are not retired, each as JSON.
+        retired: Ids of retired rollouts.
+        remaining: Ids that were not dealt with, because the manifests had reached the size that was asked for.
+    """
+
+    manifests: list[bytes]
+    retired: list[str]
+    remaining: list[str]
 
 
 class CaptureLedger(abc.ABC):
@@ -160,6 +174,24 @@ class CaptureLedger(abc.ABC):
             ValueError: The rollout id is none.
         """
         return await self._manifest(validate_rollout_id(rollout_id))
+
+    async def manifests(self, rollout_ids: Sequence[str], max_bytes: int) -> ManifestsRead:
+        """Reads the manifests of many rollouts, as one consistent reading.
+
+        The ids are dealt with in their order, each once, until the manifests come to `max_bytes`. The first id is dealt
+        with whatever its manifest's size. The memory that this takes is bounded by `max_bytes` and that manifest.
+
+        Args:
+            rollout_ids: The rollouts.
+            max_bytes: How many bytes of JSON the manifests may have together; at least 1.
+
+        Raises:
+            TypeError: `rollout_ids` is a bare string, or holds something that is no string.
+            ValueError: One of them is no rollout id, or `max_bytes` is less than 1.
+        """
+        if max_bytes < 1:
+            raise ValueError(f"max_bytes must be at least 1, and is {max_bytes}")
+        return await self._manifests(unique_rollout_ids(rollout_ids), max_bytes)
 
     async def has_rows(self, rollout_id: str) -> bool:
         """Returns whether the rollout has any row, committed or failed.
@@ -253,6 +285,9 @@ class CaptureLedger(abc.ABC):
 
     @abc.abstractmethod
     async def _manifest(self, rollout_id: str) -> bytes: ...
+
+    @abc.abstractmethod
+    async def _manifests(self, rollout_ids: list[str], max_bytes: int) -> ManifestsRead: ...
 
     @abc.abstractmethod
     async def _has_rows(self, rollout_id: str) -> bool: ...

@@ -8,7 +8,14 @@ from datetime import timedelta
 from rollout_control_spec import RolloutRetiredError
 
 from rollout_control_server.errors import LedgerClosedError, LedgerConflictError
-from rollout_control_server.ledger.base import CaptureLedger, CheckedCommit, CheckedFailure, FenceCount, join_manifest
+from rollout_control_server.ledger.base import (
+    CaptureLedger,
+    CheckedCommit,
+    CheckedFailure,
+    FenceCount,
+    ManifestsRead,
+    join_manifest,
+)
 from rollout_control_server.records import RolloutRemoval
 
 __all__ = ["MemoryLedger"]
@@ -87,12 +94,24 @@ class MemoryLedger(CaptureLedger):
 
     async def _manifest(self, rollout_id: str) -> bytes:
         with self._lock:
-            rows = self._readable(rollout_id)
-            return join_manifest(
-                rollout_id,
-                [commit.record_json for commit in rows.commits.values()],
-                [failure.failure_json for failure in rows.failures.values()],
-            )
+            return self._joined(rollout_id)
+
+    async def _manifests(self, rollout_ids: list[str], max_bytes: int) -> ManifestsRead:
+        read = ManifestsRead([], [], [])
+        size = 0
+        with self._lock:
+            for index, rollout_id in enumerate(rollout_ids):
+                try:
+                    manifest = self._joined(rollout_id)
+                except RolloutRetiredError:
+                    read.retired.append(rollout_id)
+                    continue
+                size += len(manifest)
+                if size > max_bytes and index > 0:
+                    read.remaining.extend(rollout_ids[index:])
+                    break
+                read.manifests.append(manifest)
+        return read
 
     async def _has_rows(self, rollout_id: str) -> bool:
         with self._lock:
@@ -140,6 +159,14 @@ class MemoryLedger(CaptureLedger):
         if rollout_id in self._fences:
             raise RolloutRetiredError(rollout_id)
         return self._rollouts.get(rollout_id) or _Rows()
+
+    def _joined(self, rollout_id: str) -> bytes:
+        rows = self._readable(rollout_id)
+        return join_manifest(
+            rollout_id,
+            [commit.record_json for commit in rows.commits.values()],
+            [failure.failure_json for failure in rows.failures.values()],
+        )
 
     def _remove_rows(self, rollout_ids: list[str]) -> RolloutRemoval:
         removal = RolloutRemoval(removed=[], absent=[])

@@ -8,6 +8,7 @@ from .call_record_mode import CallRecordMode
 from .ledger_batch_request import LedgerBatchRequest
 from .problem import Problem
 from .rollout_manifest import RolloutManifest
+from .rollout_manifests import RolloutManifests
 from .rollout_removal import RolloutRemoval
 
 __all__ = (
@@ -17,5 +18,6 @@ __all__ = (
     "LedgerBatchRequest",
     "Problem",
     "RolloutManifest",
+    "RolloutManifests",
     "RolloutRemoval",
 )

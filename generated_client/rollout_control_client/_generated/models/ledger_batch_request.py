@@ -6,7 +6,7 @@ import msgspec
 
 
 class LedgerBatchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The rollouts that one removal is about.
+    """The rollouts that one request is about.
 
     Attributes:
         rollout_ids: Ids of rollouts. Repeated ids count once.

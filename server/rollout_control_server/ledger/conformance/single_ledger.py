@@ -107,6 +107,68 @@ class CaptureLedgerConformance:
             with pytest.raises(ValueError, match="cannot be recorded"):
                 await ledger.record(changed(sample_commit("r", "c2"), **{field: top + 1}))
 
+    @ledger_test
+    async def test_manifests_are_the_manifests(self, ledger: CaptureLedger) -> None:
+        """Each byte for byte, in the order of the request, each id once; retired ones apart."""
+        await record_all(ledger, [*sample_conversation("a", 9, branch_at=3), *sample_conversation("b", 2)])
+        await ledger.record_failure("b", "f", "worker_capture_failed")
+        await ledger.record_failure("failed", "f", "unresolved_parent")
+        await ledger.record(sample_commit("gone", "c"))
+        await ledger.retire(["gone", "never-was"])
+        asked = ["failed", "gone", "b", "empty", "b", "never-was", "a", "failed"]
+        read = await ledger.manifests(asked, 10**9)
+        assert read.manifests == [await ledger.manifest(rollout_id) for rollout_id in ("failed", "b", "empty", "a")]
+        assert read.retired == ["gone", "never-was"]
+        assert read.remaining == []
+        assert await ledger.manifests([], 1) == ([], [], [])
+
+    @ledger_test
+    async def test_manifests_end_at_a_size(self, ledger: CaptureLedger) -> None:
+        """What is left is said, and at least one id is dealt with, however large its manifest."""
+        ids = [f"r{index}" for index in range(12)]
+        for index, rollout_id in enumerate(ids):
+            await record_all(ledger, sample_conversation(rollout_id, 1 + index % 3))
+        await ledger.retire(["r5", "r8"])
+        large = len(await ledger.manifest("r2"))
+        for max_bytes in (1, large - 1, large, large + 1, 3 * large, 20 * large):
+            asked, seen, retired, answers = ids, [], [], 0
+            while asked:
+                read = await ledger.manifests(asked, max_bytes)
+                assert len(read.manifests) == 1 or sum(map(len, read.manifests)) <= max_bytes
+                assert len(read.remaining) < len(asked)
+                assert read.remaining == asked[len(asked) - len(read.remaining) :]
+                seen += read.manifests
+                retired += read.retired
+                asked = read.remaining
+                answers += 1
+            assert retired == ["r5", "r8"]
+            assert seen == [await ledger.manifest(rollout_id) for rollout_id in ids if rollout_id not in retired]
+            assert (answers > 1) == (max_bytes < 20 * large)
+
+    @ledger_test
+    async def test_manifests_are_of_one_moment(self, ledger: CaptureLedger) -> None:
+        """A batch that is retired in one change is found whole or not at all, however often it is read meanwhile."""
+        ids = [f"r{index}" for index in range(50)]
+        for attempt in range(5):
+            await asyncio.gather(*(ledger.record(sample_commit(rollout_id, f"c{attempt}")) for rollout_id in ids))
+            removal = asyncio.ensure_future(ledger.retire(ids))
+            while not removal.done():
+                await asyncio.sleep(0)
+                read = await ledger.manifests(ids, 10**9)
+                assert (len(read.manifests), len(read.retired)) in {(50, 0), (0, 50)}
+            assert (await removal).removed == ids
+            await ledger.delete(ids)
+
+    @ledger_test
+    async def test_bad_arguments_of_manifests(self, ledger: CaptureLedger) -> None:
+        """As of the other batches, and a size that holds nothing."""
+        with pytest.raises(TypeError):
+            await ledger.manifests("rollout", 1)
+        with pytest.raises(ValueError, match="invalid rollout id"):
+            await ledger.manifests(["r", "a/b"], 1)
+        with pytest.raises(ValueError, match="max_bytes"):
+            await ledger.manifests(["r"], 0)
+
     # Writing
 
     @ledger_test

@@ -6,6 +6,8 @@ import os
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -18,7 +20,14 @@ from rollout_control_server.errors import (
     LedgerError,
     LedgerUnavailableError,
 )
-from rollout_control_server.ledger.base import CaptureLedger, CheckedCommit, CheckedFailure, FenceCount, join_manifest
+from rollout_control_server.ledger.base import (
+    CaptureLedger,
+    CheckedCommit,
+    CheckedFailure,
+    FenceCount,
+    ManifestsRead,
+    join_manifest,
+)
 from rollout_control_server.ledger.postgres.connections import MIN_CONNECTIONS, Connections, Use
 from rollout_control_server.ledger.postgres.group_commit import GroupCommit
 from rollout_control_server.ledger.postgres.purge import Purger
@@ -163,6 +172,22 @@ class PostgresLedger(CaptureLedger):
             raise RolloutRetiredError(rollout_id)
         records = [row_json for failed, row_json in rows if not failed]
         return join_manifest(rollout_id, records, [row_json for _, row_json in rows[len(records) :]])
+
+    async def _manifests(self, rollout_ids: list[str], max_bytes: int) -> ManifestsRead:
+        read = ManifestsRead([], [], [])
+        dealt_with = 0
+        rows = await self._call(Use.READ, "manifests", rollout_ids, max_bytes)
+        for dealt_with, group in groupby(rows, key=itemgetter(0)):
+            rollout_id = rollout_ids[dealt_with - 1]
+            parts = [(failed, row_json) for _, failed, row_json in group]
+            if parts[0][0] is None:
+                read.retired.append(rollout_id)
+                continue
+            records = [row_json for failed, row_json in parts if not failed and row_json is not None]
+            failures = [row_json for failed, row_json in parts if failed]
+            read.manifests.append(join_manifest(rollout_id, records, failures))
+        read.remaining.extend(rollout_ids[dealt_with:])
+        return read
 
     async def _has_rows(self, rollout_id: str) -> bool:
         rows = await self._call(Use.READ, "is_fenced", rollout_id)

@@ -367,6 +367,40 @@ BEGIN
     WHERE f.generation = state.generation ORDER BY f.seq;
 END $$;
 
+-- Returns the rows of many rollouts, whose place in the array is given, until they come to max_bytes: of a fenced one
+-- a row with failed null, of another one with row_json null and then its rows. The first rollout is never too large.
+CREATE FUNCTION {schema}.manifests(
+  wanted text[], max_bytes bigint, OUT place integer, OUT failed boolean, OUT row_json bytea
+) RETURNS SETOF record LANGUAGE plpgsql STABLE SET enable_seqscan = off AS $$
+DECLARE
+  id text;
+  state record;
+  size bigint := 0;
+BEGIN
+  place := 0;
+  FOREACH id IN ARRAY wanted LOOP
+    place := place + 1;
+    row_json := NULL;
+    SELECT r.generation, r.fenced_at INTO state FROM {schema}.rollout r WHERE r.rollout_id = id;
+    failed := CASE WHEN state.fenced_at IS NULL THEN false END;
+    IF failed IS NOT NULL THEN
+      size := size + 64 + length(id) + (
+        SELECT coalesce(sum(octet_length(c.record_json) + 1), 0) FROM {schema}.call_record c
+          WHERE c.generation = state.generation
+      ) + (
+        SELECT coalesce(sum(octet_length(f.failure_json) + 1), 0) FROM {schema}.call_failure f
+          WHERE f.generation = state.generation
+      );
+      EXIT WHEN size > max_bytes AND place > 1;
+    END IF;
+    RETURN NEXT;
+    RETURN QUERY SELECT place, false, c.record_json FROM {schema}.call_record c
+      WHERE failed IS NOT NULL AND c.generation = state.generation ORDER BY c.seq;
+    RETURN QUERY SELECT place, true, f.failure_json FROM {schema}.call_failure f
+      WHERE failed IS NOT NULL AND f.generation = state.generation ORDER BY f.seq;
+  END LOOP;
+END $$;
+
 -- Returns the only call with a fingerprint; nothing when there is none, or several; record_json null when fenced.
 -- The staging chain is the array chain_head, followed by the staging keys chain_tail.
 CREATE FUNCTION {schema}.find_parent(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from rollout_control_server.errors import LedgerClosedError, LedgerRefusedError, LedgerUnavailableError
-from rollout_control_server.ledger.base import CaptureLedger, CheckedCommit, CheckedFailure, FenceCount
+from rollout_control_server.ledger.base import CaptureLedger, CheckedCommit, CheckedFailure, FenceCount, ManifestsRead
 from rollout_control_server.ledger.sqlite import reads
 from rollout_control_server.ledger.sqlite.chains import ChainCache
 from rollout_control_server.ledger.sqlite.faults import storage_faults
@@ -103,6 +103,12 @@ class SqliteLedger(CaptureLedger):
     async def _manifest(self, rollout_id: str) -> bytes:
         self._check_usable()
         return await self._reader.run(lambda connection, at_most: reads.manifest(connection, rollout_id, at_most))
+
+    async def _manifests(self, rollout_ids: list[str], max_bytes: int) -> ManifestsRead:
+        self._check_usable()
+        return await self._reader.run_in_thread(
+            lambda connection, _: reads.manifests(connection, rollout_ids, max_bytes)
+        )
 
     async def _has_rows(self, rollout_id: str) -> bool:
         self._check_usable()

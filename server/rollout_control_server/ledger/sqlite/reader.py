@@ -62,6 +62,10 @@ class Reader:
                 ended = time.monotonic()
                 if ended - begun > _SLOW_READ_S:
                     self._slow_until = ended + _SLOW_TIME_S
+        return await self.run_in_thread(read)
+
+    async def run_in_thread(self, read: Callable[[sqlite3.Connection, int], _T]) -> _T:
+        """Returns what `read` returns, which is known to take long: it may read any number of rows."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run_in_thread, read)
 
     def finish(self) -> None:
