@@ -1,4 +1,4 @@
-"""The requirements list: every requirement has a check, every check a requirement, every sentence stands in the spec."""
+"""The requirements: every one has a check, every check has one, every sentence stands in the spec."""
 
 import tomllib
 from importlib.resources import files
