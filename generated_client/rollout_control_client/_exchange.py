@@ -109,7 +109,7 @@ def _counterpart(error: Exception) -> type[RequestFailedError]:
 
 def _refused(request: httpx.Request, response: httpx.Response) -> RequestFailedError:
     """Returns the error for an answer whose status isn't success."""
-    status, detail = response.status_code, _detail(response)
+    status, detail = response.status_code, _detail(request, response)
     if status == 409:
         return _failed(RemovalRefusedError, request, status, detail)
     if status == 503:
@@ -123,11 +123,13 @@ def _refused(request: httpx.Request, response: httpx.Response) -> RequestFailedE
 
 
 def _failed(kind: type[E], request: httpx.Request, status: int | None, detail: str) -> E:
-    """Returns an error about the request, without the token, which a server could have sent back to us."""
+    return kind(request.method, request.url.path, status, _without_token(request, detail))
+
+
+def _without_token(request: httpx.Request, text: str) -> str:
+    """Returns the text without the token, which a server could have sent back to us."""
     token = request.headers["Authorization"].removeprefix("Bearer ")
-    if len(token) >= SHORTEST_SECRET:
-        detail = detail.replace(token, "[token]")
-    return kind(request.method, request.url.path, status, detail)
+    return text.replace(token, "[token]") if len(token) >= SHORTEST_SECRET else text
 
 
 def _origin(request: httpx.Request) -> str:
@@ -138,7 +140,7 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
-def _detail(response: httpx.Response) -> str:
+def _detail(request: httpx.Request, response: httpx.Response) -> str:
     """Returns the reason that the body of an error gives.
 
     Problem documents (RFC 9457) and Gym's errors have it as `detail`. Of anything else, an excerpt is shown.
@@ -149,7 +151,8 @@ def _detail(response: httpx.Response) -> str:
         detail = None
     if isinstance(detail, str) and detail:
         return detail
-    text = response.content.decode("utf-8", "replace")
+    # The token goes first: an excerpt could end in the middle of it.
+    text = _without_token(request, response.content.decode("utf-8", "replace"))[: 10 * LONGEST_EXCERPT]
     words = " ".join("".join(character if character.isprintable() else " " for character in text).split())
     excerpt = words if len(words) <= LONGEST_EXCERPT else words[:LONGEST_EXCERPT] + "..."
     return excerpt or response.reason_phrase or "no reason given"

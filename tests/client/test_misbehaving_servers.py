@@ -325,13 +325,13 @@ async def test_tls_where_the_server_speaks_none(connect: Any, answer: Any, linea
             await connect(f"https://127.0.0.1:{port}").manifest("linear-3")
 
 
+@pytest.mark.parametrize("form", ["<pre>Authorization: Bearer {}</pre>", '{{"detail": "bad {}"}}', "{:>210}"])
 async def test_a_server_that_sends_the_token_back_does_not_get_it_shown(
-    serve: Any, connect: Any, answer: Any, token: str
+    serve: Any, connect: Any, answer: Any, token: str, form: str
 ) -> None:
-    for body in (f"<pre>Authorization: Bearer {token}</pre>".encode(), json.dumps({"detail": f"bad {token}"}).encode()):
-        server = await serve(answer(500, body))
+    server = await serve(answer(500, form.format(token).replace("  ", "x ").encode()))
 
-        with pytest.raises(RequestFailedError, match=r"\[token\]") as caught:
-            await connect(server.base_url).manifest("linear-3")
+    with pytest.raises(RequestFailedError) as caught:
+        await connect(server.base_url).manifest("linear-3")
 
-        assert token not in f"{caught.value!r} {caught.value} {vars(caught.value)}"
+    assert token[:5] not in f"{caught.value!r} {caught.value} {vars(caught.value)}"
