@@ -1,7 +1,7 @@
 """What the tests of ledgers share: storage for each kind of ledger, the real thing."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,9 +24,15 @@ def postgres_url(postgres: PostgresServer) -> str:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty ledger that several processes can share, of each kind in turn."""
+def new_ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
+    """Returns the URL of another empty ledger at each call: of a kind that processes can share, each kind in turn."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/ledger.sqlite"
-    url: str = request.getfixturevalue("postgres_url")
-    return url
+        return lambda: f"sqlite:///{tmp_path}/{uuid.uuid4().hex}.sqlite"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return lambda: f"{server.url}?schema=test_{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def ledger_url(new_ledger_url: Callable[[], str]) -> str:
+    """The URL of an empty ledger that several processes can share, of each kind in turn."""
+    return new_ledger_url()
