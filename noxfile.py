@@ -56,15 +56,27 @@ def find_python(version: str) -> str | None:
 GYM_PYTHON = find_python("3.13")
 
 
-@nox.session(python=GYM_PYTHON)
-def interop(session: nox.Session) -> None:
-    """Run against the released nemo-gym, on the built wheel; nemo-gym needs Python 3.13."""
+def install_gym(session: nox.Session) -> None:
+    """Installs the released nemo-gym, and the built wheel beside it."""
     if GYM_PYTHON is None:
-        session.skip("there is no Python 3.13 here, which nemo-gym needs: NOTHING WAS TESTED AGAINST IT")
+        session.skip("there is no Python 3.13 here, which nemo-gym needs: NOTHING WAS RUN AGAINST IT")
     install_wheel(session, "server", "postgres", groups=("test", "gym"))
     # It asks for 3.13.14 and for what no model server loads (mlflow, datasets, wandb); group `gym` is what one does.
     session.install("--ignore-requires-python", "--no-deps", NEMO_GYM, "ray>=2.58")
+
+
+@nox.session(python=GYM_PYTHON)
+def interop(session: nox.Session) -> None:
+    """Run against the released nemo-gym, on the built wheel; nemo-gym needs Python 3.13."""
+    install_gym(session)
     session.run("python", "-m", "pytest", "tests/interop", *session.posargs)
+
+
+@nox.session(python=GYM_PYTHON)
+def bench_gym(session: nox.Session) -> None:
+    """Compare what a model call costs on nemo-gym's own ledger and on ours."""
+    install_gym(session)
+    session.run("python", "bench/gym_adapter.py", *session.posargs)
 
 
 @nox.session

@@ -11,6 +11,8 @@ What happens when storage fails, and what a crash then loses, is told in docs/gy
 """
 
 import asyncio
+import contextlib
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
@@ -37,6 +39,7 @@ LEDGER_UNAVAILABLE_REASON: Final = "ledger_unavailable"
 
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 1.0
+_REMEMBERED_DIGESTS: Final = 4096
 
 
 class GymCaptureLedger:
@@ -64,6 +67,7 @@ class GymCaptureLedger:
             raise ValueError(f"outage_wait_s must be positive, and is {outage_wait_s}")
         self._ledger = open_ledger(url)
         self._outage_wait_s = outage_wait_s
+        self._digests = _ContextDigests()
         self._owed: dict[str, dict[str, str]] = {}
         self._writes: set[asyncio.Task[None]] = set()
         self._settler: asyncio.Task[None] | None = None
@@ -91,8 +95,10 @@ class GymCaptureLedger:
             )
         except RolloutRetiredError:
             return LineageResolution(ParentResolutionStatus.UNRESOLVED, reason="rollout_retired")
-        if found is None or found.lookup is None or not _continues(request_items, found.lookup):
+        if found is None or found.lookup is None or not self._continues(request_items, found.lookup):
             return LineageResolution(ParentResolutionStatus.UNRESOLVED, reason="no_match")
+        # The record will need it, and from now on the call waits for its generation.
+        asyncio.get_running_loop().call_soon(self._digests.remember, request_items)
         parent = found.record
         match = LineageMatch(
             model_call_id=parent.model_call_id,
@@ -112,7 +118,7 @@ class GymCaptureLedger:
             ValueError: The call id holds another commit, the commit cannot be recorded, or Gym cannot fingerprint its
                 items. Nothing was changed.
         """
-        await self._carry_through(self._write_record(_our_commit(commit)))
+        await self._carry_through(self._write_record(self._our_commit(commit)))
 
     async def record_failure(self, rollout_id: str, model_call_id: str, reason: str) -> None:
         """Notes that a call's capture failed; returns when that is durable, or discarded like a record.
@@ -180,6 +186,21 @@ class GymCaptureLedger:
                 logger.error("lost the owed failure rows %r of rollout %r: %s", lost, rollout_id, error)
         self._owed.clear()
         await self._ledger.aclose()
+
+    def _our_commit(self, commit: CaptureLedgerCommit) -> CaptureCommit:
+        """Returns a commit of Gym's as one of ours, with the lookup that `resolve` asks for."""
+        request_items = commit.request_items
+        fingerprint = assistant_fingerprint([*request_items, *commit.response_items])
+        context_digest = self._digests.of(request_items)
+        lookup = ParentLookup(fingerprint, len(request_items), context_digest) if fingerprint else None
+        record = CallRecord(**commit.record.model_dump())
+        return CaptureCommit(commit.rollout_id, record, commit.staging_chain, lookup)
+
+    def _continues(self, request_items: list[dict[str, Any]], parent: ParentLookup) -> bool:
+        """Returns whether the request begins with the items of the parent's own request, unchanged."""
+        if len(request_items) < parent.context_len:
+            return False
+        return self._digests.of(request_items[: parent.context_len]) == parent.context_digest
 
     async def _write_record(self, commit: CaptureCommit) -> None:
         try:
@@ -272,21 +293,38 @@ class GymCaptureLedger:
         return {"removed": removal.removed, "absent": removal.absent}
 
 
-def _our_commit(commit: CaptureLedgerCommit) -> CaptureCommit:
-    """Returns a commit of Gym's as one of ours, with the lookup that `GymCaptureLedger.resolve` asks for."""
-    request_items = commit.request_items
-    fingerprint = assistant_fingerprint([*request_items, *commit.response_items])
-    context_digest = conversation_digest(request_items)
-    lookup = ParentLookup(fingerprint, len(request_items), context_digest) if fingerprint else None
-    record = CallRecord(**commit.record.model_dump())
-    return CaptureCommit(commit.rollout_id, record, commit.staging_chain, lookup)
+class _ContextDigests:
+    """Gym's `conversation_digest`, remembered.
 
+    It is most of what a call costs here, it grows with the conversation, and the same items come twice: in a call's
+    record, and as the context of the request that continues the call. What is remembered is found by a digest of the
+    items as they are, which costs a small part of it.
+    """
 
-def _continues(request_items: list[dict[str, Any]], parent: ParentLookup) -> bool:
-    """Returns whether the request begins with the items of the parent's own request, unchanged."""
-    if len(request_items) < parent.context_len:
-        return False
-    return bool(conversation_digest(request_items[: parent.context_len]) == parent.context_digest)
+    def __init__(self) -> None:
+        self._known: dict[bytes, str] = {}
+
+    def of(self, items: list[dict[str, Any]]) -> str:
+        """Returns `conversation_digest(items)`.
+
+        Raises:
+            Exception: What Gym's function raises for items that it cannot hash, mostly ValueError.
+        """
+        try:
+            exact = hashlib.sha256(msgspec.msgpack.encode(items)).digest()
+        except Exception:
+            return str(conversation_digest(items))  # Gym knows what can be hashed.
+        known = self._known.get(exact)
+        if known is None:
+            known = self._known[exact] = str(conversation_digest(items))
+            if len(self._known) > _REMEMBERED_DIGESTS:
+                del self._known[next(iter(self._known))]
+        return known
+
+    def remember(self, items: list[dict[str, Any]]) -> None:
+        """Hashes items for a later `of`, which tells if they can't be."""
+        with contextlib.suppress(Exception):
+            self.of(items)
 
 
 def _gyms_retired_error() -> type[Exception] | None:
