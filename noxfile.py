@@ -1,6 +1,7 @@
 """How people work on rollout-control. `nox -l` lists the sessions; `nox -s tests` is the one to run before a commit."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -87,18 +88,35 @@ def generate(session: nox.Session) -> None:
 
 
 @nox.session
+@nox.parametrize("part", ["client", "server", "postgres", "check"])
+def install(session: nox.Session, part: str) -> None:
+    """Install each part alone, from the built wheel, and use it."""
+    install_wheel(session, *([] if part == "client" else [part]))
+    session.run("python", "tests/packaging/installed.py", part)
+
+
+@nox.session
+def lowest(session: nox.Session) -> None:
+    """Run the tests with the lowest versions that pyproject.toml allows."""
+    requirements = [*PYPROJECT["project"]["dependencies"], *PYPROJECT["project"]["optional-dependencies"]["server"]]
+    requirements += PYPROJECT["project"]["optional-dependencies"]["postgres"]
+    pins = [re.sub(r">=([^,;]+)(,[^;]*)?", r"==\1", line) for line in requirements if "rollout-control" not in line]
+    install_wheel(session, "server", "postgres", "check", groups=("test",))
+    session.install(*pins)
+    session.run("python", "-m", "pytest", "--ignore", "tests/interop", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style, the spec, and the directions of imports."""
-    session.install(*dependency_group("lint"), "msgspec")
+    session.install(*dependency_group("lint"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("openapi-spec-validator", SPEC)
     session.run("yamllint", "--strict", "spec")
     node_modules = session.create_tmp()
     session.run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", node_modules, REDOCLY)
-    session.run(
-        f"{node_modules}/node_modules/.bin/redocly", "lint", "spec/rollout_control_spec/openapi.yaml", external=True
-    )
+    session.run(f"{node_modules}/node_modules/.bin/redocly", "lint", SPEC, external=True)
     session.run("lint-imports", env={"PYTHONPATH": "spec:server:generated_client"})
 
 

@@ -12,7 +12,7 @@ from rollout_control_server.app import create_app
 from rollout_control_server.check.command import check
 from rollout_control_server.control_routes import DEFAULT_ANSWER_LIMIT
 from rollout_control_server.demo import run_demo
-from rollout_control_server.errors import LedgerRefusedError
+from rollout_control_server.errors import LedgerError, RolloutControlError
 from rollout_control_server.ledger import CaptureLedger, open_ledger
 from rollout_control_server.serving import AUTH_TOKEN_VARIABLE, run_server
 
@@ -73,12 +73,15 @@ def demo(ledger_url: str | None, rollouts: int) -> None:
     Exits with 1 if anything is not as the contract says.
     """
     with tempfile.TemporaryDirectory(prefix="rollout-control-demo-") as folder:
-        sys.exit(asyncio.run(run_demo(ledger_url or f"sqlite:///{folder}/ledger.sqlite", rollouts)))
+        try:
+            sys.exit(asyncio.run(run_demo(ledger_url or f"sqlite:///{folder}/ledger.sqlite", rollouts)))
+        except RolloutControlError as error:
+            raise click.ClickException(str(error)) from error
 
 
 def ledger_of(url: str) -> CaptureLedger:
     """Opens the ledger of a URL that somebody typed."""
     try:
         return open_ledger(url)
-    except (ValueError, LedgerRefusedError) as error:
+    except (ValueError, ModuleNotFoundError, LedgerError) as error:
         raise click.BadParameter(str(error), param_hint="--ledger") from error

@@ -40,6 +40,22 @@ def test_it_fails_when_a_row_is_lost(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "Something is not as promised." in shown
 
 
+@pytest.mark.parametrize(
+    ("ledger_url", "word"), [("mongodb://x", "mongodb"), ("sqlite:////no/such/folder/x.sqlite", "/no/such/folder")]
+)
+def test_a_ledger_that_cannot_be_opened_is_said_clearly(ledger_url: str, word: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "rollout_control_server", "demo", "--ledger", ledger_url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert word in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_rollouts_have_branches_and_failures() -> None:
     rollouts = [demo_rollout("run", number) for number in range(300)]
     parents = [[commit.record.parent_call_id for commit in rollout.commits] for rollout in rollouts]

@@ -15,6 +15,7 @@ from typing import Any
 
 from rollout_control_server.app import create_app
 from rollout_control_server.demo.rollouts import demo_rollout
+from rollout_control_server.errors import LedgerError
 from rollout_control_server.ledger import CaptureLedger, open_ledger
 from rollout_control_server.serving import AUTH_TOKEN_VARIABLE, run_server
 
@@ -43,7 +44,10 @@ async def write_what_is_told(ledger: CaptureLedger, run: str) -> None:
 
 def main(ledger_url: str, run: str) -> None:
     """Serves and writes until standard input ends."""
-    ledger = open_ledger(ledger_url)
+    try:
+        ledger = open_ledger(ledger_url)
+    except (LedgerError, ValueError, ModuleNotFoundError) as error:
+        sys.exit(f"the ledger cannot be opened: {error}")
     app = create_app(ledger, os.environ[AUTH_TOKEN_VARIABLE])
     run_server(
         app,

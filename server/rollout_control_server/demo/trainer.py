@@ -64,11 +64,11 @@ class ModelServer:
         """Returns the next thing that the process says.
 
         Raises:
-            RuntimeError: It has ended instead; its own words are on standard error.
+            RolloutControlError: It has ended instead; its own words are on standard error.
         """
         line = b"" if self._process.stdout is None else await self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the demo's model server ended with status {await self._process.wait()}")
+            raise RolloutControlError(f"the demo's model server ended with status {await self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -102,6 +102,9 @@ async def run_demo(ledger_url: str, rollouts: int) -> int:
 
     Returns:
         0 if everything went as the contract says, else 1: an exit status.
+
+    Raises:
+        RolloutControlError: A process or a request failed, so that there is nothing to compare.
     """
     console = Console()
     steps = Steps()
