@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,13 +38,24 @@ def control(switched_server: tuple[Switch, str]) -> Iterator[Control]:
 
 
 @pytest.fixture
-def start_server() -> Iterator[Callable[..., ServerProcess]]:
-    """Starts `rollout-control serve` with the arguments given, and ends it with the test."""
+def start_server(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
+    """Starts `rollout-control serve` on a new file, with the arguments given, and ends it with the test."""
+    ledger_url = f"sqlite:///{tmp_path}/ledger.sqlite"
     with contextlib.ExitStack() as stack:
 
         def start(*arguments: str) -> ServerProcess:
             process = subprocess.Popen(
-                [sys.executable, "-m", "rollout_control_server", "serve", "--port", "0", *arguments],
+                [
+                    sys.executable,
+                    "-m",
+                    "rollout_control_server",
+                    "serve",
+                    "--ledger",
+                    ledger_url,
+                    "--port",
+                    "0",
+                    *arguments,
+                ],
                 env={**os.environ, "ROLLOUT_CONTROL_AUTH_TOKEN": TOKEN},
                 stderr=subprocess.PIPE,
                 text=True,

@@ -133,7 +133,7 @@ HOSTILE_PATHS = [
 @pytest.fixture(scope="module")
 def shared_server() -> object:
     process = subprocess.Popen(
-        [sys.executable, "-m", "rollout_control_server", "serve", "--port", "0"],
+        [sys.executable, "-m", "rollout_control_server", "serve", "--ledger", "memory://", "--port", "0"],
         env={**os.environ, "ROLLOUT_CONTROL_AUTH_TOKEN": TOKEN},
         stderr=subprocess.PIPE,
         text=True,
@@ -202,7 +202,7 @@ def test_what_cannot_be_served_is_said_clearly(
 ) -> None:
     inherited = {key: value for key, value in os.environ.items() if key != "ROLLOUT_CONTROL_AUTH_TOKEN"}
     ended = subprocess.run(
-        [sys.executable, "-m", "rollout_control_server", "serve", "--port", "0", *arguments],
+        [sys.executable, "-m", "rollout_control_server", "serve", "--ledger", "memory://", "--port", "0", *arguments],
         env={**inherited, **environment, "PYTHONIOENCODING": "utf-8"},
         capture_output=True,
         text=True,
