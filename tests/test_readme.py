@@ -1,11 +1,14 @@
 """The README's code is run as it stands there."""
 
+import asyncio
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import rollout_control_client
 from rollout_control_server import MemoryLedger
 from rollout_control_server.samples import sample_conversation
 from served import TOKEN, controlled
@@ -17,10 +20,8 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-def test_the_trainer_runs(tmp_path: Path) -> None:
+def test_the_trainer_runs() -> None:
     """Against a server that knows one of its rollouts: what it prints is what was recorded, and it retires both."""
-    import asyncio
-
     (program,) = (block for block in blocks("python") if "def finish_step" in block)
     assert len(program.strip().splitlines()) <= 16
     ledger = MemoryLedger()
@@ -39,6 +40,25 @@ def test_the_trainer_runs(tmp_path: Path) -> None:
             "train-0007.sample-4 0 calls, 0 failed captures",
         ]
         assert control.get_manifest("train-0007.sample-3").status_code == 410
+
+
+def test_the_routes_are_installed(tmp_path: Path) -> None:
+    (program,) = (
+        block for block in blocks("python") if "from fastapi import FastAPI" in block and "open_ledger" in block
+    )
+    program = program.replace("sqlite:///rollouts.sqlite", f"sqlite:///{tmp_path}/rollouts.sqlite")
+    names: dict[str, Any] = {}
+    exec(compile(program, "README.md", "exec"), names)
+    with controlled(names["ledger"], names["app"]) as control:
+        answer = control.get_manifest("r", headers={"authorization": "Bearer TOKEN"})
+        assert answer.json()["records"] == []
+    asyncio.run(names["ledger"].aclose())
+
+
+def test_the_errors_are_the_clients() -> None:
+    table = README.read_text().partition("What it raises:")[2].partition("\n\nIf")[0]
+    for name in re.findall(r"`(\w+Error)`", table):
+        assert name in rollout_control_client.__all__
 
 
 def test_the_two_commands_stand_on_the_first_screen() -> None:

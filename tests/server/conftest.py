@@ -10,6 +10,8 @@ import pytest
 from rollout_control_server import MemoryLedger, create_app
 from served import TOKEN, Control, ServerProcess, control_client, serving
 
+SERVE = [sys.executable, "-m", "rollout_control_server", "serve", "--port", "0"]
+
 
 class Switch:
     """An application that is another one for each test: starting a server takes longer than most tests."""
