@@ -1,0 +1,1 @@
+"""Comparisons with nemo-gym, and with what the machine allows. `nox -s bench` runs them; RESULTS.md has the last run."""
