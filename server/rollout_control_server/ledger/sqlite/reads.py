@@ -11,6 +11,7 @@ from rollout_control_spec import RolloutRetiredError
 from rollout_control_server.ledger.base import CheckedCommit, ManifestsRead, join_manifest
 from rollout_control_server.ledger.sqlite.chains import ChainCache
 from rollout_control_server.ledger.sqlite.rows import (
+    SEQ_MASK,
     LongReadError,
     chain_of,
     find_calls,
@@ -22,19 +23,18 @@ __all__ = ["find_parent", "has_rows", "manifest", "manifests"]
 
 _EMPTY_MANIFEST_BYTES: Final = len(join_manifest("", (), ()))
 
-# The rollout's state and the place of its last row come first; nothing else is read before it is fetched.
+# SQLite joins the rows, which come in the order of their ids because the join walks the table's own tree: a third of
+# the time that it takes to hand each row to Python. Rows are numbered without gaps, so one look tells whether there are
+# more than so many; then none is read.
 _MANIFEST: Final = """
-  SELECT generation, (
-    SELECT call_rowid & 16777215 FROM call
-    WHERE call_rowid BETWEEN generation << 24 AND generation << 24 | 16777215
-    ORDER BY call_rowid DESC LIMIT 1
-  ) FROM rollout WHERE rollout_id = ?1
-  UNION ALL
-  SELECT * FROM (
-    SELECT failed, CAST(json AS BLOB) FROM rollout JOIN call
-    ON call_rowid BETWEEN generation << 24 AND generation << 24 | 16777215
-    WHERE rollout_id = ?1 ORDER BY call_rowid
+  SELECT
+    count(*), generation, max(call_rowid),
+    CAST(group_concat(json, ',') FILTER (WHERE failed IS NULL) AS BLOB),
+    CAST(group_concat(json, ',') FILTER (WHERE failed IS NOT NULL) AS BLOB)
+  FROM rollout LEFT JOIN call ON call_rowid BETWEEN generation << 24 AND iif(
+    EXISTS (SELECT 1 FROM call WHERE call_rowid = (generation << 24) + ?2), -1, generation << 24 | 16777215
   )
+  WHERE rollout_id = ?1
 """
 
 # An outer join is never reordered, so that the rows of each id come together, in the ids' order and then in their own.
@@ -53,20 +53,14 @@ def manifest(connection: sqlite3.Connection, rollout_id: str, at_most: int) -> b
         LongReadError: It has more rows.
         RolloutRetiredError: The rollout is fenced.
     """
-    cursor = connection.execute(_MANIFEST, (rollout_id,))
-    state = cursor.fetchone()
-    if state is None:
-        return join_manifest(rollout_id, (), ())
-    generation, last_seq = state
-    if generation is None:
+    known, generation, last_row, records, failures = connection.execute(
+        _MANIFEST, (rollout_id, min(at_most, SEQ_MASK + 1))
+    ).fetchone()
+    if known and generation is None:
         raise RolloutRetiredError(rollout_id)
-    if last_seq >= at_most:
-        cursor.close()
+    if known and last_row is None:
         raise LongReadError
-    rows = cursor.fetchall()
-    return join_manifest(
-        rollout_id, [json for failed, json in rows if not failed], [json for failed, json in rows if failed]
-    )
+    return join_manifest(rollout_id, [records] if records else [], [failures] if failures else [])
 
 
 def manifests(connection: sqlite3.Connection, rollout_ids: list[str], max_bytes: int) -> ManifestsRead:
