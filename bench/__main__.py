@@ -10,7 +10,10 @@ from bench.rounds import CannotMeasureError, WrongAnswerError
 from bench.results import PartReport
 
 PARTS = {
-    "http": "bench.http",
+    **{
+        name: f"bench.{name}"
+        for name in ("http", "record", "growth", "adapter", "memory", "imports", "client", "removal")
+    },
 }
 
 
@@ -23,7 +26,14 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="bench-", dir=Path.cwd()) as folder:
             reports[name] = import_module(PARTS[name]).run(Path(folder))
         for result in reports[name].results:
-            print(result.work, {side: result.median(side) for side in ("ours","peer","limit")}, [round(x,2) for x in result.times_better("peer")], [round(x,2) for x in result.times_better("limit")], result.reached, flush=True)
+            print(
+                result.work,
+                {side: result.median(side) for side in ("ours", "peer", "limit")},
+                [round(x, 2) for x in result.times_better("peer")],
+                [round(x, 2) for x in result.times_better("limit")],
+                result.reached,
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

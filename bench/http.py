@@ -44,7 +44,9 @@ def run(folder: Path) -> PartReport:
             _add(by_calls, calls, rounds)
         rounds = asks[100].p50s(rounds=5)
         results.append(
-            Result("p50 of GET manifest, 100 calls, one connection", "ms", rounds, [times_better(4, "a quarter")], LIMIT)
+            Result(
+                "p50 of GET manifest, 100 calls, one connection", "ms", rounds, [times_better(4, "a quarter")], LIMIT
+            )
         )
         for connections in (1, 4, 16, 64, 256):
             _add(by_connections, connections, asks[10].rates(connections=connections, rounds=1))

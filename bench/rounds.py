@@ -46,7 +46,12 @@ def alternate(
     done.sort(key=lambda each: each.others_share)
     kept = done[:rounds]
     for each in kept:
-        print("   ", *(f"{side} {figure:.4g}" for side, figure in each.figures.items()), f"(others {each.others_share:.0%})", flush=True)
+        print(
+            "   ",
+            *(f"{side} {figure:.4g}" for side, figure in each.figures.items()),
+            f"(others {each.others_share:.0%})",
+            flush=True,
+        )
     disturbance.note(len(done) - len(kept), sum(each.others_share > DISTURBED_SHARE for each in kept), kept)
     return [each.figures for each in kept]
 

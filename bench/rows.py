@@ -19,8 +19,8 @@ from bench.rounds import WrongAnswerError
 Rollouts = dict[str, list[CaptureCommit]]
 
 
-def sample_rollouts(name: str, count: int, calls: int) -> Rollouts:
-    ids = [f"{name}-{index:05d}" for index in range(count)]
+def sample_rollouts(name: str, end: int, calls: int, *, first: int = 0) -> Rollouts:
+    ids = [f"{name}-{index:05d}" for index in range(first, end)]
     return {rollout_id: sample_conversation(rollout_id, calls) for rollout_id in ids}
 
 
@@ -33,7 +33,7 @@ def gym_commits(commits: Sequence[CaptureCommit]) -> list[CaptureLedgerCommit]:
     made: list[CaptureLedgerCommit] = []
     said: list[dict[str, Any]] = []
     for index, commit in enumerate(commits):
-        said.append({"role": "user", "content": f"Observation {index} of {commit.rollout_id}: " + 24 * "output " })
+        said.append({"role": "user", "content": f"Observation {index} of {commit.rollout_id}: " + 24 * "output "})
         answer = {"role": "assistant", "content": f"Action {index} of {commit.rollout_id}: " + 24 * "thought "}
         made.append(gym_commit(commit, said, [answer]))
         said.append(answer)
@@ -89,7 +89,9 @@ def fill_peer(root: Path, rollouts: Rollouts) -> None:
     """
     root.mkdir(parents=True, exist_ok=True)
     for rollout_id, commits in rollouts.items():
-        lines = b"".join(json.dumps(row, sort_keys=True, separators=(",", ":")).encode() + b"\n" for row in map(_row, commits))
+        lines = b"".join(
+            json.dumps(row, sort_keys=True, separators=(",", ":")).encode() + b"\n" for row in map(_row, commits)
+        )
         (root / f"{rollout_id}.lineage.jsonl").write_bytes(lines)
     first = next(iter(rollouts))
     check_manifest(rollouts, first, asyncio.run(FileLineageStore(root).manifest(first)))

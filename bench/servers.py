@@ -29,7 +29,10 @@ def manifest_path(rollout_id: str) -> str:
 def serving(kind: Kind, folder: Path) -> Iterator["ServerProcess"]:
     """Starts one of the servers over a folder that holds `ours.sqlite` and `peer/`."""
     with subprocess.Popen(
-        [sys.executable, "-m", "bench.servers", kind, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "bench.servers", kind, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None

@@ -54,6 +54,17 @@ class CaptureLedgerConformance:
         assert await ledger.has_rows("r") is True
 
     @ledger_test
+    async def test_a_long_manifest_has_its_own_rows_only(self, ledger: CaptureLedger) -> None:
+        """All of them, in commit order, whatever other rollouts recorded between them."""
+        rollouts = [sample_conversation(rollout_id, 300) for rollout_id in ("a", "b", "c")]
+        for commits in zip(*rollouts, strict=True):
+            await record_all(ledger, commits)
+        await ledger.record_failure("b", "f", "worker_capture_failed")
+        for rollout_id, commits in zip(("a", "b", "c"), rollouts, strict=True):
+            assert (await read_manifest(ledger, rollout_id)).records == [commit.record for commit in commits]
+        assert await failures(ledger, "b") == [("f", "worker_capture_failed")]
+
+    @ledger_test
     async def test_a_manifest_has_every_field_in_the_order_of_the_spec(self, ledger: CaptureLedger) -> None:
         """Nulls included, and nothing else."""
         await ledger.record(changed(sample_commit("r", "c"), admitted_at=None, output_fingerprint=None))

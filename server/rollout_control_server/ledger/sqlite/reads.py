@@ -54,7 +54,7 @@ def manifest(connection: sqlite3.Connection, rollout_id: str, at_most: int) -> b
         RolloutRetiredError: The rollout is fenced.
     """
     known, generation, last_row, records, failures = connection.execute(
-        _MANIFEST, (rollout_id, min(at_most, SEQ_MASK + 1))
+        _MANIFEST, (rollout_id, at_most if at_most <= SEQ_MASK else None)
     ).fetchone()
     if known and generation is None:
         raise RolloutRetiredError(rollout_id)
