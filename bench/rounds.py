@@ -25,19 +25,26 @@ class Round:
 
 
 def alternate(
-    measures: Mapping[str, Callable[[], float]], *, rounds: int = 5, pids: Iterable[int] = (), again: int = 2
+    measures: Mapping[str, Callable[[], float]],
+    *,
+    rounds: int = 5,
+    pids: Iterable[int] = (),
+    again: int = 2,
+    warm_up: bool = True,
 ) -> list[dict[str, float]]:
     """Runs the measures one after another, in rounds, and returns the figures of the least disturbed rounds.
 
     Args:
-        measures: What to run, by side. The first round only warms up.
+        measures: What to run, by side.
         rounds: How many rounds are returned.
         pids: Processes that work for the measures, beside this one and its children that have ended.
         again: How many disturbed rounds are repeated at most.
+        warm_up: Whether a first round is thrown away.
     """
     pids = tuple(pids)
-    for measure in measures.values():
-        measure()
+    if warm_up:
+        for measure in measures.values():
+            measure()
     done: list[Round] = []
     while len(done) < rounds + again and sum(each.others_share <= DISTURBED_SHARE for each in done) < rounds:
         before = _Used.now(pids)
