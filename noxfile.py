@@ -74,6 +74,14 @@ def interop(session: nox.Session) -> None:
 
 
 @nox.session(python=GYM_PYTHON)
+def bench(session: nox.Session) -> None:
+    """Measure ours beside nemo-gym and what the machine allows; writes bench/RESULTS.md, unless parts are named."""
+    install_gym(session)
+    session.install(*dependency_group("bench"))
+    session.run("python", "-m", "bench", *session.posargs)
+
+
+@nox.session(python=GYM_PYTHON)
 def bench_gym(session: nox.Session) -> None:
     """Compare what a model call costs on nemo-gym's own ledger and on ours."""
     install_gym(session)

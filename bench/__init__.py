@@ -1,1 +1,1 @@
-"""Comparisons with nemo-gym, and with what the machine allows. `nox -s bench` runs them; RESULTS.md has the last run."""
+"""Comparisons with nemo-gym, and with what the machine allows; `nox -s bench`. RESULTS.md has the last run."""

@@ -1,39 +1,46 @@
-"""`python -m bench [PART ...]`: measures the parts, or all of them. `nox -s bench` calls it."""
+"""`python -m bench [PART ...]`: measures the parts that are named, or all of them and writes RESULTS.md.
+
+`nox -s bench -- PART ...` installs what this needs and calls it.
+"""
 
 import argparse
 import sys
 import tempfile
+import time
 from importlib import import_module
 from pathlib import Path
 
-from bench.rounds import CannotMeasureError, WrongAnswerError
+from bench import report
 from bench.results import PartReport
+from bench.rounds import CannotMeasureError, WrongAnswerError, disturbance
 
-PARTS = {
-    **{
-        name: f"bench.{name}"
-        for name in ("http", "record", "growth", "adapter", "memory", "imports", "client", "removal")
-    },
-}
+PARTS = ("http", "record", "adapter", "growth", "removal", "client", "memory", "imports")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="nox -s bench --", description="Measures ours beside nemo-gym and the limit.")
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="measure only these")
-    chosen = parser.parse_args().parts or list(PARTS)
-    reports: dict[str, PartReport] = {}
-    for name in chosen:
-        with tempfile.TemporaryDirectory(prefix="bench-", dir=Path.cwd()) as folder:
-            reports[name] = import_module(PARTS[name]).run(Path(folder))
-        for result in reports[name].results:
-            print(
-                result.work,
-                {side: result.median(side) for side in ("ours", "peer", "limit")},
-                [round(x, 2) for x in result.times_better("peer")],
-                [round(x, 2) for x in result.times_better("limit")],
-                result.reached,
-                flush=True,
-            )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"measure only these, of {', '.join(PARTS)}")
+    chosen = parser.parse_args().parts
+    if unknown := set(chosen) - set(PARTS):
+        parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    begun = time.monotonic()
+    reports: list[PartReport] = []
+    try:
+        for name in chosen or PARTS:
+            print(f"{name} ...", flush=True)
+            reports.append(_measure(name))
+            report.print_results(reports[-1].results)
+    except (CannotMeasureError, WrongAnswerError) as error:
+        sys.exit(f"{name}: {error}\nNothing of this run is reported.")
+    if not chosen:
+        report.write(reports, disturbance, time.monotonic() - begun)
+
+
+def _measure(name: str) -> PartReport:
+    # In the checkout, because a system's folder of temporary files may be no disk at all.
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=".") as folder:
+        part: PartReport = import_module(f"bench.{name}").run(Path(folder).absolute())
+        return part
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import nemo_gym.server_utils
 from nemo_gym.server_utils import GlobalAIOHTTPAsyncClientConfig, set_global_aiohttp_client
 from nemo_gym.token_id_capture.control_routes import RolloutControlClient as GymClient
 from nemo_gym.token_id_capture.staging.records import RolloutManifest as GymManifest
@@ -117,8 +118,6 @@ class Clients:
         return seconds, {rollout_id: json.loads(answer) for rollout_id, answer in answers.items()}
 
     async def _peer(self, at_once: int) -> tuple[float, dict[str, Any]]:
-        import nemo_gym.server_utils
-
         http = set_global_aiohttp_client(GlobalAIOHTTPAsyncClientConfig())
         try:
             client = GymClient(self._base_url, auth_token=TOKEN, request_timeout_s=30)

@@ -1,7 +1,7 @@
 """Reading over HTTP: manifests of 1 to 1000 calls, over 1 to 128 connections, asked for by wrk."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -103,14 +103,14 @@ class Asking:
         return sizes
 
     def rates(self, *, connections: int, rounds: int) -> list[dict[str, float]]:
-        measures = {
-            kind: partial(lambda kind: self._load(kind, connections).requests_per_s, kind) for kind in self.servers
-        }
-        return alternate(measures, rounds=rounds, pids=self._pids())
+        return self._alternate(lambda kind: self._load(kind, connections).requests_per_s, rounds)
 
     def p50s(self, *, rounds: int) -> list[dict[str, float]]:
-        measures = {kind: partial(lambda kind: self._load(kind, 1).p50_ms, kind) for kind in self.servers}
-        return alternate(measures, rounds=rounds, pids=self._pids())
+        return self._alternate(lambda kind: self._load(kind, 1).p50_ms, rounds)
+
+    def _alternate(self, measure: Callable[[Kind], float], rounds: int) -> list[dict[str, float]]:
+        measures: dict[str, Callable[[], float]] = {kind: partial(measure, kind) for kind in self.servers}
+        return alternate(measures, rounds=rounds, pids=[server.pid for server in self.servers.values()])
 
     def _load(self, kind: Kind, connections: int) -> Load:
         return load(
@@ -121,9 +121,6 @@ class Asking:
             body_bytes=self._body_bytes,
             folder=self.folder,
         )
-
-    def _pids(self) -> list[int]:
-        return [server.pid for server in self.servers.values()]
 
 
 def _add(points: dict[str, list[tuple[float, float]]], x: float, rounds: list[dict[str, float]]) -> None:

@@ -79,7 +79,7 @@ async def _peer(folder: str) -> None:
     from nemo_gym.token_id_capture.lineage import FileLineageStore
 
     # What is written durably takes as much memory as what is not, and here a tenth of the time.
-    os.fsync = lambda _: None
+    os.fsync = lambda fd: None
     store = FileLineageStore(f"{folder}/memory")
     await _measure(store.record, store.manifest, gym=True)
 

@@ -16,11 +16,13 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from rollout_control_spec import CONTROL_ROUTE_PREFIX
+
 from bench.http import prepare
 from bench.results import PartReport, Result, at_most
 from bench.rounds import WrongAnswerError, alternate
 from bench.rows import check_manifest, sample_rollouts
-from bench.servers import AUTHORIZATION, CONTROL_ROUTE_PREFIX, Kind, ServerProcess, manifest_path, serving
+from bench.servers import AUTHORIZATION, Kind, ServerProcess, manifest_path, serving
 
 BATCH, CALLS, READS = 4096, 10, 2000
 OTHER = "other-00000"
@@ -110,7 +112,7 @@ def _is_purged(kind: Kind, folder: Path) -> bool:
     if kind == "peer":
         return True
     with closing(sqlite3.connect(f"file:{folder}/ours.sqlite?mode=ro", uri=True)) as connection:
-        return connection.execute("SELECT count(*) FROM purge").fetchone() == (0,)
+        return not connection.execute("SELECT 1 FROM purge LIMIT 1").fetchall()
 
 
 def _wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:

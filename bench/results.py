@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Literal
 
 __all__ = ["Criterion", "Curve", "PartReport", "Result", "at_most", "share_of_limit", "times_better"]
 

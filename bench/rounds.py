@@ -52,19 +52,12 @@ def alternate(
         done.append(Round(figures, before.others_share_since(_Used.now(pids))))
     done.sort(key=lambda each: each.others_share)
     kept = done[:rounds]
-    for each in kept:
-        print(
-            "   ",
-            *(f"{side} {figure:.4g}" for side, figure in each.figures.items()),
-            f"(others {each.others_share:.0%})",
-            flush=True,
-        )
     disturbance.note(len(done) - len(kept), sum(each.others_share > DISTURBED_SHARE for each in kept), kept)
     return [each.figures for each in kept]
 
 
 @dataclass
-class _Disturbance:
+class Disturbance:
     """How quiet the machine was, over the whole run."""
 
     repeated: int = 0
@@ -79,7 +72,7 @@ class _Disturbance:
         self.worst_share = max(self.worst_share, *(each.others_share for each in kept))
 
 
-disturbance = _Disturbance()
+disturbance = Disturbance()
 
 
 @dataclass(frozen=True)

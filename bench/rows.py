@@ -1,9 +1,8 @@
 """The same rows for both sides: our sample commits, and the same commits as nemo-gym takes and stores them."""
 
 import asyncio
-import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,3 @@ def _row(commit: CaptureCommit) -> dict[str, Any]:
         "digest": commit.record.cumulative_hash,
         **_custody_columns(gym_record(commit), commit.staging_chain),
     }
-
-
-def chunks(ids: Iterable[str], size: int) -> Iterable[tuple[str, ...]]:
-    return itertools.batched(ids, size)
