@@ -167,7 +167,7 @@ class GroupCommit:
                 Use.CONTENDED_WRITE if patiently else Use.WRITE,
                 "record_rows",
                 patiently,
-                *map(list, zip(*(write.row for write in batch), strict=True)),
+                *map(_column, zip(*(write.row for write in batch), strict=True)),
                 deadline=max(write.deadline for write in batch),
                 wait_for_locks=False,
             )
@@ -189,3 +189,8 @@ class GroupCommit:
             self._start_lane()
         else:
             del self._waiting[rollout_id]
+
+
+def _column(values: tuple[object, ...]) -> Sequence[object] | None:
+    """Returns a parameter of `record_rows`: unnest makes nulls of an array that is null, and asyncpg is slow at them."""
+    return None if values.count(None) == len(values) else values

@@ -34,9 +34,7 @@ CREATE TABLE {schema}.call_record (
   fingerprint bytea,
   context_digest bytea,
   record_json bytea NOT NULL,
-  PRIMARY KEY (generation, seq),
-  CHECK ((parent_seq IS NULL) <> (staging_chain IS NULL)),
-  CHECK (parent_seq < seq)
+  PRIMARY KEY (generation, seq)
 );
 CREATE UNIQUE INDEX call_record_call ON {schema}.call_record (generation, sha256(model_call_id));
 CREATE INDEX call_record_fingerprint ON {schema}.call_record (generation, sha256(fingerprint), fingerprint_version)
@@ -111,6 +109,8 @@ DECLARE
   rollout_busy boolean;
   fenced boolean;
   current_generation bigint;
+  last_seq bigint;
+  has_failures boolean;
   parent bigint;
 BEGIN
   PERFORM {schema}.begin_write();
@@ -131,7 +131,15 @@ BEGIN
           FROM {schema}.rollout r WHERE r.rollout_id = rollout FOR NO KEY UPDATE SKIP LOCKED;
       END IF;
       rollout_exists := FOUND;
-      rollout_busy := NOT rollout_exists AND EXISTS (SELECT FROM {schema}.rollout r WHERE r.rollout_id = rollout);
+      IF rollout_exists THEN
+        rollout_busy := false;
+        SELECT
+          coalesce((SELECT max(c.seq) FROM {schema}.call_record c WHERE c.generation = current_generation), 0),
+          EXISTS (SELECT FROM {schema}.call_failure f WHERE f.generation = current_generation)
+        INTO last_seq, has_failures;
+      ELSE
+        rollout_busy := EXISTS (SELECT FROM {schema}.rollout r WHERE r.rollout_id = rollout);
+      END IF;
     END IF;
 
     IF NOT rollout_exists AND NOT rollout_busy THEN
@@ -144,6 +152,8 @@ BEGIN
       rollout_exists := FOUND;
       rollout_busy := NOT FOUND;
       fenced := false;
+      last_seq := 0;
+      has_failures := false;
     END IF;
 
     IF rollout_busy THEN
@@ -160,6 +170,7 @@ BEGIN
           given.model_call_id, given.reason, given.failure_json
         )
         ON CONFLICT DO NOTHING;
+      has_failures := true;
       outcomes := outcomes || kept;
       CONTINUE;
     END IF;
@@ -179,7 +190,7 @@ BEGIN
         END IF;
       END IF;
     END IF;
-    IF EXISTS (
+    IF has_failures AND EXISTS (
       SELECT FROM {schema}.call_failure f
         WHERE f.generation = current_generation AND sha256(f.model_call_id) = sha256(given.model_call_id)
     ) THEN
@@ -189,12 +200,13 @@ BEGIN
         generation, seq, parent_seq, context_len, fingerprint_version, chain_digest, model_call_id, staging_key,
         staging_chain, fingerprint, context_digest, record_json
       ) VALUES (
-        current_generation,
-        (SELECT coalesce(max(c.seq), 0) + 1 FROM {schema}.call_record c WHERE c.generation = current_generation),
-        parent, given.context_len, given.fingerprint_version, given.chain_digest, given.model_call_id,
-        given.staging_key, given.staging_chain, given.fingerprint, given.context_digest, given.record_json
+        current_generation, last_seq + 1, parent, given.context_len, given.fingerprint_version, given.chain_digest,
+        given.model_call_id, given.staging_key, given.staging_chain, given.fingerprint, given.context_digest,
+        given.record_json
       ) ON CONFLICT DO NOTHING;
-      IF NOT FOUND THEN
+      IF FOUND THEN
+        last_seq := last_seq + 1;
+      ELSE
         outcome := holds_another;
       END IF;
     END IF;
