@@ -73,19 +73,23 @@ class PostgresServer:
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(processes)
+        while any(_is_alive(process) for process in processes):
+            time.sleep(0.005)
+        self._end_keeper()
 
     def stop(self) -> None:
         """Ends the server; what it holds is gone."""
-        if self._keeper is not None:
-            self._keeper.communicate()
+        self._end_keeper()
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     @property
     def pid(self) -> int:
         return int((self.data / "postmaster.pid").read_text().split()[0])
 
-    def execute(self, statement: str) -> None:
-        asyncio.run(self._execute(statement))
+    def _end_keeper(self) -> None:
+        if self._keeper is not None:
+            self._keeper.communicate()
+            self._keeper = None
 
     async def _execute(self, statement: str) -> None:
         connection = await asyncpg.connect(self.url)
@@ -117,6 +121,14 @@ def running_postgres(**settings: object) -> Iterator[PostgresServer]:
         server.stop()
 
 
+def _is_alive(process: psutil.Process) -> bool:
+    """Whether it can still write: a zombie cannot, and nobody needs to have waited for it."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -125,15 +137,16 @@ def _free_port() -> int:
 
 
 def _keep(user: str, directory: Path, command: list[str]) -> None:
-    """Runs the server until standard input ends; restarts it never."""
+    """Runs the server until standard input ends. One that has died leaves its files to whoever starts it again."""
     log = (directory / "log").open("ab")
     identity = {} if not user else {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", **identity)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdin.buffer.read()
-    server.send_signal(signal.SIGQUIT)
-    server.wait()
-    shutil.rmtree(directory, ignore_errors=True)
+    if server.poll() is None:
+        server.send_signal(signal.SIGQUIT)
+        server.wait()
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ class Connections:
         self._idle: list[Any] = []
         self._schema_lock = asyncio.Lock()
         self._schema_is_ready = False
+        self._schema_was_ready = False
         self._calls = 0
         self._no_calls = asyncio.Event()
 
@@ -133,7 +134,7 @@ class Connections:
             try:
                 return await self._fetch(connection, statement, arguments)
             except (asyncpg.UndefinedTableError, asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError):
-                # Migrated by a newer program, or dropped: the next attempt looks.
+                # Migrated by a newer program, or gone: the next attempt looks.
                 self._schema_is_ready = False
                 raise
 
@@ -182,8 +183,8 @@ class Connections:
     async def _make_schema_ready(self, connection: Any) -> None:
         async with self._schema_lock:
             if not self._schema_is_ready:
-                await make_schema_ready(connection, self._schema)
-                self._schema_is_ready = True
+                await make_schema_ready(connection, self._schema, may_create=not self._schema_was_ready)
+                self._schema_is_ready = self._schema_was_ready = True
 
 
 def _without_secrets(error: Exception) -> Exception | None:

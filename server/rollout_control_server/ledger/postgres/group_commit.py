@@ -12,7 +12,8 @@ from rollout_control_server.ledger.postgres.connections import Connections, Use
 from rollout_control_server.ledger.postgres.faults import LockTimeoutError
 from rollout_control_server.ledger.postgres.rows import Outcome, Row
 
-MAX_BATCH_ROWS: Final = 128
+MAX_BATCH_ROWS: Final = 64
+"""Each new rollout is a subtransaction, and PostgreSQL keeps 64 of a transaction at hand."""
 MAX_BATCH_BYTES: Final = 1_000_000
 CONTENDED_PAUSE_S: Final = 0.03
 """How long a rollout is left alone whose lock somebody else holds, at most."""
@@ -45,7 +46,7 @@ class GroupCommit:
         self._patient_lane_is_free = True
 
     async def write(self, row: Row, staging_chain: bytes | None, deadline: float) -> Outcome:
-        """Returns what became of the row: any outcome but BUSY and NEEDS_CHAIN.
+        """Returns what became of the row: any outcome up to HAS_FAILED.
 
         Args:
             row: The row.
@@ -147,6 +148,8 @@ class GroupCommit:
             elif outcome is Outcome.NEEDS_CHAIN:
                 write.row = write.row._replace(staging_chain=write.staging_chain)
                 left.append(write)
+            elif outcome is Outcome.NOT_YET:
+                left.append(write)
             elif not write.outcome.done():
                 write.outcome.set_result(outcome)
         for write in reversed(left):
@@ -192,5 +195,5 @@ class GroupCommit:
 
 
 def _column(values: tuple[object, ...]) -> Sequence[object] | None:
-    """Returns a parameter of `record_rows`: unnest makes nulls of an array that is null, and asyncpg is slow at them."""
+    """Returns a parameter of `record_rows`; unnest makes nulls of a null, which is faster than an array of them."""
     return None if values.count(None) == len(values) else values

@@ -18,7 +18,6 @@ from rollout_control_server.errors import (
     LedgerClosedError,
     LedgerConflictError,
     LedgerError,
-    LedgerUnavailableError,
 )
 from rollout_control_server.ledger.base import (
     CaptureLedger,
@@ -136,9 +135,7 @@ class PostgresLedger(CaptureLedger):
 
     async def check_ready(self) -> None:
         """Returns if the database answers, has the schema, and takes writes."""
-        rows = await self._call(Use.READ, "takes_writes")
-        if not rows[0][0]:
-            raise LedgerUnavailableError("the server is read-only, a standby or on its way to be one")
+        await self._call(Use.READ, "check_ready")
 
     async def aclose(self) -> None:
         """Waits for what was begun, which takes at most the operations' timeout, and closes the connections."""
@@ -265,7 +262,7 @@ class PostgresLedger(CaptureLedger):
             raise LedgerClosedError("this PostgresLedger is closed")
         loop = asyncio.get_running_loop()
         used = self._in_use
-        if used is None or used.loop.is_closed():
+        if used is None:
             connections = Connections(
                 self._dsn,
                 self._schema,
@@ -274,10 +271,9 @@ class PostgresLedger(CaptureLedger):
                 prepared_statements=self._prepared_statements,
             )
             used = self._in_use = _InUse(connections, self._operation_timeout_s)
-        elif used.loop is not loop or used.process_id != os.getpid():
-            raise LedgerError(
-                "this PostgresLedger is in use by another event loop, or was before this process was forked: "
-                "build one for each event loop"
-            )
+        elif used.process_id != os.getpid():
+            raise LedgerError("this PostgresLedger was used before this process was forked: build one in each process")
+        elif used.loop is not loop:
+            raise LedgerError("this PostgresLedger belongs to the event loop that first used it: build one for each")
         used.purger.nudge()
         return used, loop.time() + self._operation_timeout_s

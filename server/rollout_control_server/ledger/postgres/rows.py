@@ -20,6 +20,8 @@ class Outcome(enum.IntEnum):
     """Someone else holds the rollout's lock. Nothing was changed."""
     NEEDS_CHAIN = 5
     """The staging chain is not the parent's and this call's key, as far as the database knows. Send it whole."""
+    NOT_YET = 6
+    """A row before it in its rollout needs its chain. Nothing was changed."""
 
 
 class Row(NamedTuple):

@@ -4,7 +4,7 @@ import re
 from importlib.resources import files
 from typing import Any, Final
 
-from rollout_control_server.errors import LedgerRefusedError
+from rollout_control_server.errors import LedgerRefusedError, LedgerUnavailableError
 
 VERSION: Final = 1
 """The schema version of this program. Version N is what schema_1.sql to schema_N.sql make, one after the other."""
@@ -34,10 +34,17 @@ def script(version: int, name: str) -> str:
     return text.replace("{schema}", f'"{name}"')
 
 
-async def make_schema_ready(connection: Any, name: str) -> None:
+async def make_schema_ready(connection: Any, name: str, *, may_create: bool) -> None:
     """Makes or migrates the schema if that is needed. Several processes may do so at once.
 
+    Args:
+        connection: A connection of asyncpg.
+        name: The schema's name.
+        may_create: Whether to make one where there is none. Not where one has been in use: its acknowledged rows are
+            gone, and an empty ledger would hide that.
+
     Raises:
+        LedgerUnavailableError: There is none, and none may be made.
         LedgerRefusedError: The schema is newer than this program, or somebody else's.
         asyncpg.PostgresError: What PostgreSQL had against it.
     """
@@ -48,7 +55,12 @@ async def make_schema_ready(connection: Any, name: str) -> None:
         await connection.execute(f"SET LOCAL lock_timeout = '2s'; SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
         found = await _read_version(connection, name)
         if found == 0:
-            await _check_unused(connection, name)
+            if not may_create:
+                raise LedgerUnavailableError(
+                    f"schema {name!r} is not there any more: restore it, or open another handle"
+                )
+            if await _tables(connection, name):
+                raise LedgerRefusedError(f"schema {name!r} holds tables of something else: name another schema")
             if not await connection.fetchval("SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", name):
                 await connection.execute(f'CREATE SCHEMA "{name}"')
         for version in range(found + 1, VERSION + 1):
@@ -61,7 +73,8 @@ async def make_schema_ready(connection: Any, name: str) -> None:
 
 async def _read_version(connection: Any, name: str) -> int:
     """Returns the version of the schema, 0 when there is none."""
-    if await connection.fetchval("SELECT to_regclass($1) IS NULL", f'"{name}".schema_version'):
+    # Not to_regclass: it may answer from a cache that is older than what the migration lock has waited for.
+    if "schema_version" not in await _tables(connection, name):
         return 0
     version: int = await connection.fetchval(f'SELECT version FROM "{name}".schema_version')
     if version > VERSION:
@@ -72,9 +85,8 @@ async def _read_version(connection: Any, name: str) -> int:
     return version
 
 
-async def _check_unused(connection: Any, name: str) -> None:
-    if await connection.fetchval(
-        "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1)",
-        name,
-    ):
-        raise LedgerRefusedError(f"schema {name!r} holds tables of something else: name another schema")
+async def _tables(connection: Any, name: str) -> list[str]:
+    rows = await connection.fetch(
+        "SELECT relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1", name
+    )
+    return [row[0] for row in rows]

@@ -85,6 +85,7 @@ BEGIN
 END $$;
 
 -- Adds rows, which come in the order of their rollout ids. A row with a failure_json is a failure row.
+-- A row that cannot be added for now holds up those of its rollout that follow.
 -- Returns for each row what became of it, as the enumeration Outcome of rows.py numbers it.
 CREATE FUNCTION {schema}.record_rows(
   wait_for_locks boolean, rollout_ids text[], model_call_ids bytea[], reasons bytea[], failure_jsons bytea[],
@@ -100,6 +101,7 @@ DECLARE
   has_failed CONSTANT smallint := 3;
   busy CONSTANT smallint := 4;
   needs_chain CONSTANT smallint := 5;
+  not_yet CONSTANT smallint := 6;
   outcomes smallint[] := '{}';
   outcome smallint;
   given record;
@@ -107,6 +109,7 @@ DECLARE
   rollout text;
   rollout_exists boolean;
   rollout_busy boolean;
+  held_up boolean;
   fenced boolean;
   current_generation bigint;
   last_seq bigint;
@@ -114,6 +117,10 @@ DECLARE
   parent bigint;
 BEGIN
   PERFORM {schema}.begin_write();
+  IF NOT wait_for_locks THEN
+    -- SKIP LOCKED waits for no row that is there, but a row that is only just being inserted is waited for.
+    PERFORM set_config('lock_timeout', '2ms', true);
+  END IF;
   FOR given IN SELECT * FROM unnest(
     rollout_ids, model_call_ids, reasons, failure_jsons, record_jsons, parent_call_ids, parent_digests, chain_digests,
     staging_keys, staging_chains, fingerprint_versions, fingerprints, context_lens, context_digests
@@ -123,6 +130,7 @@ BEGIN
   ) LOOP
     IF given.rollout_id IS DISTINCT FROM rollout THEN
       rollout := given.rollout_id;
+      held_up := false;
       IF wait_for_locks THEN
         SELECT r.generation, r.fenced_at IS NOT NULL INTO current_generation, fenced
           FROM {schema}.rollout r WHERE r.rollout_id = rollout FOR NO KEY UPDATE;
@@ -142,15 +150,24 @@ BEGIN
       END IF;
     END IF;
 
-    IF NOT rollout_exists AND NOT rollout_busy THEN
+    IF held_up THEN
+      outcomes := outcomes || not_yet;
+      CONTINUE;
+    ELSIF NOT rollout_exists AND NOT rollout_busy THEN
       IF given.parent_call_id IS NOT NULL AND given.staging_chain IS NULL THEN
+        held_up := true;
         outcomes := outcomes || needs_chain;
         CONTINUE;
       END IF;
-      INSERT INTO {schema}.rollout (rollout_id, generation) VALUES (rollout, nextval('{schema}.generation'))
-        ON CONFLICT DO NOTHING RETURNING generation INTO current_generation;
-      rollout_exists := FOUND;
-      rollout_busy := NOT FOUND;
+      BEGIN
+        INSERT INTO {schema}.rollout (rollout_id, generation) VALUES (rollout, nextval('{schema}.generation'))
+          ON CONFLICT DO NOTHING RETURNING generation INTO current_generation;
+        rollout_exists := FOUND;
+      EXCEPTION WHEN lock_not_available THEN
+        -- Someone else has made the rollout, and has not committed yet.
+        rollout_exists := false;
+      END;
+      rollout_busy := NOT rollout_exists;
       fenced := false;
       last_seq := 0;
       has_failures := false;
@@ -185,6 +202,7 @@ BEGIN
           WHERE c.generation = current_generation AND sha256(c.model_call_id) = sha256(given.parent_call_id)
             AND c.chain_digest = given.parent_digest;
         IF NOT FOUND THEN
+          held_up := true;
           outcomes := outcomes || needs_chain;
           CONTINUE;
         END IF;
@@ -349,9 +367,12 @@ END $$;
 
 -- Reading. These functions are STABLE: all their statements read the one snapshot of the calling statement.
 
-CREATE FUNCTION {schema}.takes_writes() RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+-- Raises what a write would where there can be none.
+CREATE FUNCTION {schema}.check_ready() RETURNS void LANGUAGE plpgsql STABLE AS $$
 BEGIN
-  RETURN current_setting('transaction_read_only') = 'off';
+  IF current_setting('transaction_read_only') <> 'off' THEN
+    RAISE EXCEPTION 'cannot write in a read-only transaction' USING ERRCODE = 'read_only_sql_transaction';
+  END IF;
 END $$;
 
 -- Returns whether a rollout is fenced; null when it has neither rows nor a fence.
