@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 from ledger_history import FOREVER, Event, Outcome, Row
-from rollout_control_server.errors import LedgerConflictError, RolloutRetiredError
+from rollout_control_server.errors import LedgerConflictError, LedgerUnavailableError, RolloutRetiredError
 from rollout_control_server.ledger import CaptureLedger, open_ledger
 from rollout_control_server.records import RolloutManifest, RolloutRemoval
 from rollout_control_server.samples import sample_commit
@@ -158,7 +158,10 @@ class _Actor:
             for rollout_id in rollout_ids
         ]
         self._note(number, events)
-        seen = await see()
+        try:
+            seen = await see()
+        except LedgerUnavailableError:
+            return  # It may have happened, or happen later: there is no note of its end.
         end = time.monotonic_ns()
         self._note(
             number,

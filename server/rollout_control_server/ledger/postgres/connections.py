@@ -3,6 +3,7 @@
 import asyncio
 import enum
 import random
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -19,6 +20,12 @@ MIN_CONNECTIONS: Final = 5
 _HARMLESS: Final = (asyncpg.LockNotAvailableError, asyncpg.TransactionRollbackError)
 """Errors after which a connection is as good as before, unless it is left in a transaction."""
 
+_SCHEMA_IS_OTHER: Final = (
+    asyncpg.InvalidSchemaNameError,
+    asyncpg.UndefinedFunctionError,
+    asyncpg.UndefinedTableError,
+)
+
 
 class Use(enum.Enum):
     """What a connection is taken for. Each has connections of its own, so that none can starve another."""
@@ -33,9 +40,12 @@ class Use(enum.Enum):
 class Connections:
     """A pool for one event loop, whose connections are made when they are needed.
 
-    A connection is kept only after an attempt that ended well or with an error of a single statement; after a
-    fault, all idle ones are dropped too, as they are likely to have it. There is no state in a session, so nothing is
-    reset in between. asyncpg's own pool spends a round trip on that, and waits for a stalled connection.
+    A connection is kept only after an attempt that ended well, or with an error that says that it is well. There is no
+    state in a session, so nothing is reset in between. asyncpg's own pool spends a round trip on that, and waits for a
+    connection that is stalled.
+
+    Attributes:
+        last_fault: What the last attempt ended with; None when it ended well.
     """
 
     def __init__(
@@ -59,50 +69,69 @@ class Connections:
         self._schema_lock = asyncio.Lock()
         self._schema_is_ready = False
         self._schema_was_ready = False
-        self._calls = 0
-        self._no_calls = asyncio.Event()
+        self._calls: set[asyncio.Task[list[Any]]] = set()
+        self.last_fault: str | None = None
 
     def share(self, use: Use) -> int:
         """Returns how many connections a use may have at a time."""
         return self._shares[use]
 
     async def call(
-        self, use: Use, function: str, *arguments: object, deadline: float, wait_for_locks: bool = True
+        self,
+        use: Use,
+        function: str,
+        *arguments: object,
+        deadline: float,
+        writes: bool = False,
+        wait_for_locks: bool = True,
     ) -> list[Any]:
         """Returns the rows of one of the schema's functions, which must be safe to repeat.
 
         After a fault it is repeated, on another connection, until the deadline: the outcome of an attempt whose
-        connection died at its commit is unknown.
+        connection died at its commit is unknown. An attempt that was given up for lost cannot happen after a later
+        one, where the function takes its id and those of the earlier ones.
 
         Args:
             use: Which share of the connections it takes.
             function: Its name.
             arguments: Its parameters.
+            writes: Whether it takes two more parameters before these: the attempt's id, and those of earlier ones.
             deadline: The event loop's time.
             wait_for_locks: Whether a lock that is not granted is a fault to be repeated.
 
         Raises:
             LedgerError: As `ledger_error_of` translates what happened.
         """
-        placeholders = ", ".join(f"${number}" for number in range(1, len(arguments) + 1))
+        placeholders = ", ".join(f"${number}" for number in range(1, len(arguments) + 1 + 2 * writes))
         statement = f'SELECT * FROM "{self._schema}".{function}({placeholders})'
-        self._calls += 1
-        try:
-            return await self._call(use, statement, arguments, deadline, wait_for_locks=wait_for_locks)
-        finally:
-            self._calls -= 1
-            if not self._calls:
-                self._no_calls.set()
+        calling = self._call(use, statement, arguments, deadline, writes=writes, wait_for_locks=wait_for_locks)
+        # A caller that is cancelled leaves it to end by itself: asyncpg would ask the server to cancel the statement,
+        # by yet another connection.
+        task = asyncio.get_running_loop().create_task(calling)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        return await asyncio.shield(task)
 
     async def _call(
-        self, use: Use, statement: str, arguments: tuple[object, ...], deadline: float, *, wait_for_locks: bool
+        self,
+        use: Use,
+        statement: str,
+        arguments: tuple[object, ...],
+        deadline: float,
+        *,
+        writes: bool,
+        wait_for_locks: bool,
     ) -> list[Any]:
         loop = asyncio.get_running_loop()
         pause_s = 0.02
+        earlier: list[uuid.UUID] = []
         while True:
+            attempt = uuid.uuid4()
             try:
-                async with asyncio.timeout_at(deadline), self._turns[use]:
-                    return await self._attempt(statement, arguments, deadline)
+                async with self._turn(use, deadline):
+                    return await self._attempt(
+                        statement, (attempt, earlier, *arguments) if writes else arguments, deadline
+                    )
             except Exception as error:
                 fault = ledger_error_of(error)
                 give_up = not isinstance(fault, LedgerUnavailableError) or (
@@ -111,14 +140,15 @@ class Connections:
                 wait_s = pause_s * random.uniform(0.5, 1.0)
                 if give_up or loop.time() + wait_s >= deadline:
                     raise fault from _without_secrets(error)
+                self.last_fault = str(fault)
+            earlier.append(attempt)
             await asyncio.sleep(wait_s)
             pause_s = min(pause_s * 2, 0.5)
 
     async def aclose(self) -> None:
         """Waits for the calls that were begun, and closes all connections."""
         while self._calls:
-            self._no_calls.clear()
-            await self._no_calls.wait()
+            await asyncio.wait(self._calls)
         idle, self._idle = self._idle, []
         for connection in idle:
             try:
@@ -126,17 +156,40 @@ class Connections:
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
                 connection.terminate()
 
+    @asynccontextmanager
+    async def _turn(self, use: Use, deadline: float) -> AsyncIterator[None]:
+        async with asyncio.timeout_at(deadline):
+            await self._turns[use].acquire()
+        try:
+            yield
+        finally:
+            self._turns[use].release()
+
     async def _attempt(self, statement: str, arguments: tuple[object, ...], deadline: float) -> list[Any]:
-        attempt_deadline = min(deadline, asyncio.get_running_loop().time() + self._attempt_timeout_s)
-        async with asyncio.timeout_at(attempt_deadline), self._connection() as connection:
+        loop = asyncio.get_running_loop()
+        ends_at = min(deadline, loop.time() + self._attempt_timeout_s)
+        connection = self._take_idle() or await self._connect(ends_at - loop.time())
+        expiry = loop.call_at(ends_at, connection.terminate)
+        try:
             if not self._schema_is_ready:
                 await self._make_schema_ready(connection)
-            try:
-                return await self._fetch(connection, statement, arguments)
-            except (asyncpg.UndefinedTableError, asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError):
+            rows = await self._fetch(connection, statement, arguments)
+        except BaseException as error:
+            if isinstance(error, _SCHEMA_IS_OTHER):
                 # Migrated by a newer program, or gone: the next attempt looks.
                 self._schema_is_ready = False
-                raise
+            if isinstance(error, _HARMLESS) and self._prepared_statements:
+                self._idle.append(connection)
+            else:
+                self._drop(connection)
+            if isinstance(error, Exception) and loop.time() >= ends_at:
+                raise TimeoutError from error
+            raise
+        finally:
+            expiry.cancel()
+        self._idle.append(connection)
+        self.last_fault = None
+        return rows
 
     async def _fetch(self, connection: Any, statement: str, arguments: tuple[object, ...]) -> list[Any]:
         if self._prepared_statements:
@@ -149,20 +202,6 @@ class Connections:
         await connection.execute("COMMIT")
         return rows
 
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Any]:
-        connection = self._take_idle() or await self._connect()
-        try:
-            yield connection
-        except BaseException as error:
-            if isinstance(error, _HARMLESS) and self._prepared_statements:
-                self._idle.append(connection)
-            else:
-                self._drop(connection)
-            raise
-        else:
-            self._idle.append(connection)
-
     def _take_idle(self) -> Any | None:
         while self._idle:
             connection = self._idle.pop()
@@ -170,12 +209,13 @@ class Connections:
                 return connection
         return None
 
-    async def _connect(self) -> Any:
+    async def _connect(self, timeout_s: float) -> Any:
         return await asyncpg.connect(
-            self._dsn, timeout=self._attempt_timeout_s, statement_cache_size=100 if self._prepared_statements else 0
+            self._dsn, timeout=timeout_s, statement_cache_size=100 if self._prepared_statements else 0
         )
 
     def _drop(self, connection: Any) -> None:
+        """Drops a connection that has failed, and the idle ones, which are likely to have the same fault."""
         for dropped in (connection, *self._idle):
             dropped.terminate()
         self._idle.clear()

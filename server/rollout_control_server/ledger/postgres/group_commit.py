@@ -67,9 +67,8 @@ class GroupCommit:
             async with asyncio.timeout_at(deadline):
                 result = await outcome
         except TimeoutError as error:
-            raise LedgerUnavailableError(
-                "the row could not be written in time: the database does not answer, or the rollout is locked"
-            ) from error
+            fault = self._connections.last_fault or "the database does not answer, or the rollout is locked"
+            raise LedgerUnavailableError(f"the row could not be written in time: {fault}") from error
         if isinstance(result, LedgerError):
             # A fault is shared by a batch, and an exception cannot be raised in several tasks.
             raise type(result)(*result.args) from result
@@ -172,6 +171,7 @@ class GroupCommit:
                 patiently,
                 *map(_column, zip(*(write.row for write in batch), strict=True)),
                 deadline=max(write.deadline for write in batch),
+                writes=True,
                 wait_for_locks=False,
             )
         except LockTimeoutError:
