@@ -82,6 +82,9 @@ class PostgresServer:
         self._end_keeper()
         shutil.rmtree(self.directory, ignore_errors=True)
 
+    def execute(self, statement: str) -> None:
+        asyncio.run(self._execute(statement))
+
     @property
     def pid(self) -> int:
         return int((self.data / "postmaster.pid").read_text().split()[0])

@@ -82,29 +82,28 @@ class Connections:
         function: str,
         *arguments: object,
         deadline: float,
-        writes: bool = False,
+        supersedes: bool = False,
         wait_for_locks: bool = True,
     ) -> list[Any]:
         """Returns the rows of one of the schema's functions, which must be safe to repeat.
 
         After a fault it is repeated, on another connection, until the deadline: the outcome of an attempt whose
-        connection died at its commit is unknown. An attempt that was given up for lost cannot happen after a later
-        one, where the function takes its id and those of the earlier ones.
+        connection died at its commit is unknown.
 
         Args:
             use: Which share of the connections it takes.
             function: Its name.
             arguments: Its parameters.
-            writes: Whether it takes two more parameters before these: the attempt's id, and those of earlier ones.
+            supersedes: Whether it takes two more parameters before these: the attempt's id, and those of earlier ones.
             deadline: The event loop's time.
             wait_for_locks: Whether a lock that is not granted is a fault to be repeated.
 
         Raises:
             LedgerError: As `ledger_error_of` translates what happened.
         """
-        placeholders = ", ".join(f"${number}" for number in range(1, len(arguments) + 1 + 2 * writes))
+        placeholders = ", ".join(f"${number}" for number in range(1, len(arguments) + 1 + 2 * supersedes))
         statement = f'SELECT * FROM "{self._schema}".{function}({placeholders})'
-        calling = self._call(use, statement, arguments, deadline, writes=writes, wait_for_locks=wait_for_locks)
+        calling = self._call(use, statement, arguments, deadline, supersedes=supersedes, wait_for_locks=wait_for_locks)
         # A caller that is cancelled leaves it to end by itself: asyncpg would ask the server to cancel the statement,
         # by yet another connection.
         task = asyncio.get_running_loop().create_task(calling)
@@ -119,7 +118,7 @@ class Connections:
         arguments: tuple[object, ...],
         deadline: float,
         *,
-        writes: bool,
+        supersedes: bool,
         wait_for_locks: bool,
     ) -> list[Any]:
         loop = asyncio.get_running_loop()
@@ -130,12 +129,13 @@ class Connections:
             try:
                 async with self._turn(use, deadline):
                     return await self._attempt(
-                        statement, (attempt, earlier, *arguments) if writes else arguments, deadline
+                        statement, (attempt, earlier, *arguments) if supersedes else arguments, deadline
                     )
             except Exception as error:
                 fault = ledger_error_of(error)
                 give_up = not isinstance(fault, LedgerUnavailableError) or (
-                    isinstance(fault, LockTimeoutError) and not wait_for_locks
+                    # An earlier attempt that was lost is not superseded yet.
+                    isinstance(fault, LockTimeoutError) and not wait_for_locks and not earlier
                 )
                 wait_s = pause_s * random.uniform(0.5, 1.0)
                 if give_up or loop.time() + wait_s >= deadline:

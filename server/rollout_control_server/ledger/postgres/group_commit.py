@@ -171,7 +171,7 @@ class GroupCommit:
                 patiently,
                 *map(_column, zip(*(write.row for write in batch), strict=True)),
                 deadline=max(write.deadline for write in batch),
-                writes=True,
+                supersedes=True,
                 wait_for_locks=False,
             )
         except LockTimeoutError:

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import groupby
@@ -225,7 +226,7 @@ class PostgresLedger(CaptureLedger):
 
     async def _remove(self, function: str, rollout_ids: list[str]) -> RolloutRemoval:
         used, _ = self._use()
-        rows = await self._call(Use.REMOVE, function, sorted(rollout_ids), writes=True)
+        rows = await self._call(Use.REMOVE, function, uuid.uuid4(), sorted(rollout_ids))
         had_rows = frozenset(rows[0][0])
         if had_rows:
             used.purger.nudge(removed=True)
@@ -244,7 +245,6 @@ class PostgresLedger(CaptureLedger):
                 last_id,
                 min(older_than, _LONGEST_INTERVAL),
                 _FENCES_AT_A_TIME,
-                writes=True,
             )
             last_id, *counts = rows[0]
             forgotten, kept, kept_bytes = (
@@ -252,9 +252,9 @@ class PostgresLedger(CaptureLedger):
             )
         return FenceCount(forgotten, kept, kept_bytes)
 
-    async def _call(self, use: Use, function: str, *arguments: object, writes: bool = False) -> list[Any]:
+    async def _call(self, use: Use, function: str, *arguments: object) -> list[Any]:
         used, deadline = self._use()
-        return await used.connections.call(use, function, *arguments, deadline=deadline, writes=writes)
+        return await used.connections.call(use, function, *arguments, deadline=deadline)
 
     def _use(self) -> tuple[_InUse, float]:
         """Returns what the handle works with in this event loop, and by when an operation that begins now must end."""

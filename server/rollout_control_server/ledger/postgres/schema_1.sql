@@ -54,8 +54,17 @@ CREATE UNIQUE INDEX call_failure_reason ON {schema}.call_failure (generation, sh
 CREATE TABLE {schema}.purge_queue (generation bigint PRIMARY KEY)
   WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 
--- Attempts of the last hour that were lost on their way, and made again. One that arrives late all the same must not
--- happen a second time: others may have removed since what it writes, or written what it removes.
+-- A write is attempted again when its connection was lost, and the lost attempt may still arrive, late. It must not
+-- happen after a later attempt has: others may have removed since what it writes, or written what it removes.
+-- Removals are few. Each notes its operation's id with what it removed; an attempt that finds the note does nothing, and
+-- returns that.
+CREATE TABLE {schema}.removal (
+  operation_id uuid PRIMARY KEY,
+  removed text[] NOT NULL DEFAULT '{}',
+  removed_at timestamptz NOT NULL DEFAULT now()
+);
+-- Records are many, and few of them are attempted twice. The later attempt notes the ids of the earlier ones here.
+-- Both tables are cleared of what is older than an hour.
 CREATE TABLE {schema}.superseded_attempt (
   attempt_id uuid PRIMARY KEY,
   superseded_at timestamptz NOT NULL DEFAULT now()
@@ -71,7 +80,7 @@ CREATE TABLE {schema}.superseded_attempt (
 -- nobody for longer than lock_timeout. It is set for each function because no session state survives a PgBouncer in
 -- transaction mode. The plans are index look-ups whatever the statistics say.
 
-CREATE FUNCTION {schema}.begin_write(earlier_attempts uuid[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION {schema}.begin_write() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   IF current_setting('transaction_isolation') <> 'read committed' THEN
     RAISE EXCEPTION 'rollout-control needs READ COMMITTED: remove default_transaction_isolation of this role and database'
@@ -80,18 +89,6 @@ BEGIN
   -- An acknowledged write is durable, whatever the role's or the database's default is.
   IF current_setting('synchronous_commit') = 'off' THEN
     PERFORM set_config('synchronous_commit', 'on', true);
-  END IF;
-  IF cardinality(earlier_attempts) > 0 THEN
-    INSERT INTO {schema}.superseded_attempt SELECT unnest(earlier_attempts) ON CONFLICT DO NOTHING;
-  END IF;
-END $$;
-
--- Undoes an attempt that was superseded. This comes last, when all locks are held: from here to its commit, no later
--- attempt can do anything to the same rollouts, so either it is superseded and finds that here, or it comes first.
-CREATE FUNCTION {schema}.end_write(attempt uuid) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-  IF EXISTS (SELECT FROM {schema}.superseded_attempt s WHERE s.attempt_id = attempt) THEN
-    RAISE EXCEPTION 'this attempt was lost, and made again since' USING ERRCODE = 'serialization_failure';
   END IF;
 END $$;
 
@@ -127,7 +124,10 @@ DECLARE
   has_failures boolean;
   parent bigint;
 BEGIN
-  PERFORM {schema}.begin_write(earlier_attempts);
+  PERFORM {schema}.begin_write();
+  IF cardinality(earlier_attempts) > 0 THEN
+    INSERT INTO {schema}.superseded_attempt SELECT unnest(earlier_attempts) ON CONFLICT DO NOTHING;
+  END IF;
   IF NOT wait_for_locks THEN
     -- SKIP LOCKED waits for no row that is there, but a row that is only just being inserted is waited for.
     PERFORM set_config('lock_timeout', '2ms', true);
@@ -253,18 +253,25 @@ BEGIN
     END IF;
     outcomes := outcomes || outcome;
   END LOOP;
-  PERFORM {schema}.end_write(attempt);
+  -- Now that all locks are held, no later attempt can do anything to these rollouts before this one's commit: either
+  -- it has superseded this one, which is undone, or it comes after it.
+  IF EXISTS (SELECT FROM {schema}.superseded_attempt s WHERE s.attempt_id = attempt) THEN
+    RAISE EXCEPTION 'this attempt was lost, and made again since' USING ERRCODE = 'serialization_failure';
+  END IF;
   RETURN outcomes;
 END $$;
 
 -- Fences rollouts, all or none. Returns the ids that were not fenced and had rows.
-CREATE FUNCTION {schema}.retire(attempt uuid, earlier_attempts uuid[], rollout_ids text[]) RETURNS text[]
-LANGUAGE plpgsql
+CREATE FUNCTION {schema}.retire(operation uuid, rollout_ids text[]) RETURNS text[] LANGUAGE plpgsql
 SET lock_timeout = '250ms' SET enable_seqscan = off AS $$
 DECLARE
   with_rows text[];
 BEGIN
-  PERFORM {schema}.begin_write(earlier_attempts);
+  PERFORM {schema}.begin_write();
+  INSERT INTO {schema}.removal (operation_id) VALUES (operation) ON CONFLICT DO NOTHING;
+  IF NOT FOUND THEN
+    RETURN (SELECT r.removed FROM {schema}.removal r WHERE r.operation_id = operation);
+  END IF;
   -- DO UPDATE locks the newest version of each row, waits for whoever holds it, and judges what it finds then.
   WITH fenced AS (
     INSERT INTO {schema}.rollout AS r (rollout_id, fenced_at)
@@ -276,19 +283,22 @@ BEGIN
     INSERT INTO {schema}.purge_queue SELECT f.generation FROM fenced f WHERE f.generation IS NOT NULL
   )
   SELECT coalesce(array_agg(f.rollout_id), '{}') INTO with_rows FROM fenced f WHERE f.generation IS NOT NULL;
-  PERFORM {schema}.end_write(attempt);
+  UPDATE {schema}.removal SET removed = with_rows WHERE operation_id = operation;
   RETURN with_rows;
 END $$;
 
 -- Removes rows and fences of rollouts, all or none. Returns the ids that were not fenced and had rows.
-CREATE FUNCTION {schema}.delete(attempt uuid, earlier_attempts uuid[], rollout_ids text[]) RETURNS text[]
-LANGUAGE plpgsql
+CREATE FUNCTION {schema}.delete(operation uuid, rollout_ids text[]) RETURNS text[] LANGUAGE plpgsql
 SET lock_timeout = '250ms' SET enable_seqscan = off AS $$
 DECLARE
   locked text[];
   with_rows text[];
 BEGIN
-  PERFORM {schema}.begin_write(earlier_attempts);
+  PERFORM {schema}.begin_write();
+  INSERT INTO {schema}.removal (operation_id) VALUES (operation) ON CONFLICT DO NOTHING;
+  IF NOT FOUND THEN
+    RETURN (SELECT r.removed FROM {schema}.removal r WHERE r.operation_id = operation);
+  END IF;
   -- DELETE takes its locks in no certain order: they are taken before. What is locked changes no more.
   SELECT array_agg(l.rollout_id) INTO locked FROM (
     SELECT r.rollout_id FROM {schema}.rollout r WHERE r.rollout_id = ANY (rollout_ids)
@@ -301,7 +311,7 @@ BEGIN
     INSERT INTO {schema}.purge_queue SELECT g.generation FROM gone g WHERE g.fenced_at IS NULL
   )
   SELECT coalesce(array_agg(g.rollout_id), '{}') INTO with_rows FROM gone g WHERE g.fenced_at IS NULL;
-  PERFORM {schema}.end_write(attempt);
+  UPDATE {schema}.removal SET removed = with_rows WHERE operation_id = operation;
   RETURN with_rows;
 END $$;
 
@@ -318,6 +328,7 @@ BEGIN
     SELECT p.generation FROM {schema}.purge_queue p ORDER BY p.generation LIMIT max_rows / 10 FOR UPDATE SKIP LOCKED
   ) q;
   IF taken IS NULL THEN
+    DELETE FROM {schema}.removal WHERE removed_at < now() - interval '1 hour';
     DELETE FROM {schema}.superseded_attempt WHERE superseded_at < now() - interval '1 hour';
     RETURN false;
   END IF;
@@ -342,14 +353,14 @@ END $$;
 -- Looks at the next max_rows rollouts after an id, forgets the fences among them that are old enough, and counts.
 -- last_id is null when there were no more rollouts.
 CREATE FUNCTION {schema}.forget_fences(
-  attempt uuid, earlier_attempts uuid[], after_id text, older_than interval, max_rows integer,
+  after_id text, older_than interval, max_rows integer,
   OUT last_id text, OUT forgotten bigint, OUT kept bigint, OUT kept_bytes bigint
 ) LANGUAGE plpgsql
 SET lock_timeout = '250ms' SET enable_seqscan = off AS $$
 DECLARE
   old_ids text[];
 BEGIN
-  PERFORM {schema}.begin_write(earlier_attempts);
+  PERFORM {schema}.begin_write();
   SELECT
     max(s.rollout_id), count(*) FILTER (WHERE s.fenced AND NOT s.old),
     -- A heap tuple with its item pointer, and an index entry with its own, at the usual two thirds of a page.
@@ -367,7 +378,6 @@ BEGIN
   DELETE FROM {schema}.rollout r WHERE r.rollout_id = ANY (old_ids)
     AND r.fenced_at < clock_timestamp() - older_than;
   GET DIAGNOSTICS forgotten = ROW_COUNT;
-  PERFORM {schema}.end_write(attempt);
 END $$;
 
 -- Reading. These functions are STABLE: all their statements read the one snapshot of the calling statement.
