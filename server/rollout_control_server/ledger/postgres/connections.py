@@ -133,13 +133,14 @@ class Connections:
                     )
             except Exception as error:
                 fault = ledger_error_of(error)
-                give_up = not isinstance(fault, LedgerUnavailableError) or (
-                    # An earlier attempt that was lost is not superseded yet.
-                    isinstance(fault, LockTimeoutError) and not wait_for_locks and not earlier
-                )
-                wait_s = pause_s * random.uniform(0.5, 1.0)
-                if give_up or loop.time() + wait_s >= deadline:
+                if not isinstance(fault, LedgerUnavailableError):
                     raise fault from _without_secrets(error)
+                # Not where an earlier attempt was lost: it is not superseded yet.
+                if isinstance(fault, LockTimeoutError) and not wait_for_locks and not earlier:
+                    raise fault from error
+                wait_s = pause_s * random.uniform(0.5, 1.0)
+                if loop.time() + wait_s >= deadline:
+                    raise LedgerUnavailableError(f"in time there was only this: {fault}") from error
                 self.last_fault = str(fault)
             earlier.append(attempt)
             await asyncio.sleep(wait_s)
