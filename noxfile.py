@@ -62,6 +62,16 @@ def postgres_extras(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests/postgres_extras", *session.posargs)
 
 
+@nox.session(name="bench-postgres")
+def bench_postgres(session: nox.Session) -> None:
+    """Measure PostgresLedger beside SqliteLedger, and write bench/POSTGRES_RESULTS.md."""
+    install_wheel(session, "server", "postgres", groups=("test",))
+    session.run(
+        "python", "bench/postgres_ledger.py", "--output", "bench/POSTGRES_RESULTS.md", *session.posargs,
+        env={"PYTHONPATH": "tests"},
+    )  # fmt: skip
+
+
 def find_python(version: str) -> str | None:
     """Returns a Python of this version that really runs: pyenv's shims are on the PATH for versions they refuse."""
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
