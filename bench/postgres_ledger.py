@@ -112,6 +112,10 @@ async def timed(operation: Awaitable[object]) -> float:
     return time.perf_counter() - begun
 
 
+def shown(figure: float) -> str:
+    return f"{figure:,.0f}" if figure >= 100 else f"{figure:.2g}"
+
+
 class Table:
     """Collects rows of two figures, and prints them while they come."""
 
@@ -125,8 +129,8 @@ class Table:
         for _ in range(ROUNDS):
             for kind, url in urls.items():
                 figures.setdefault(kind, []).append(figure(url))
-        medians = [f"{statistics.median(found):,.4g} {unit}" for found in figures.values()]
-        spread = [f"{min(found):,.4g} to {max(found):,.4g}" for found in figures.values()]
+        medians = [f"{shown(statistics.median(found))} {unit}" for found in figures.values()]
+        spread = [f"{shown(min(found))} to {shown(max(found))}" for found in figures.values()]
         self.lines.append(f"| {title} | {' | '.join(medians)} | {'; '.join(spread)} |")
         print(self.lines[-1], flush=True)
 

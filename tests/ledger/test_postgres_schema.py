@@ -160,6 +160,16 @@ def test_a_url_takes_the_options(postgres: PostgresServer, name: str) -> None:
     asyncio.run(use())
 
 
+def test_a_url_need_not_name_a_host() -> None:
+    """As libpq's: the host may be in the query, be several, or be left to the environment."""
+    for url in (
+        "postgresql:///db?host=/run/postgresql&schema=run_7",
+        "postgresql://",
+        "postgres://u@a:1,b:2/db?schema=x",
+    ):
+        assert isinstance(open_ledger(url), PostgresLedger)
+
+
 @pytest.mark.parametrize(
     "query", ["schema=A", "max_connections=4", "max_connections=x", "operation_timeout_s=0", "prepared_statements=no"]
 )

@@ -19,26 +19,23 @@ class LockTimeoutError(LedgerUnavailableError):
     """A lock was not granted within the lock_timeout of the schema's functions. Nothing was changed."""
 
 
-class SchemaMissingError(LedgerUnavailableError):
-    """The schema, or something in it, does not exist."""
-
-
-_UNAVAILABLE: Final = {
-    "08": "the connection was lost",
-    "40": "the transaction was rolled back in favour of another",
-    "53": "the server is out of disk, memory or connections",
-    "57": "the server is starting, stopping, or has cancelled the statement",
-    "58": "the server's file system failed",
-}
-"""By class of code: what an attempt made later may find mended."""
-
-_REFUSED: Final = {
-    "28": "it does not let this role in: check the user and password of the DSN",
-    "3D": "it has no such database: create it, or name another in the DSN",
-    "42501": "the role lacks a privilege: docs/postgres.md has the GRANTs",
-    "25000": "it would not run in READ COMMITTED: remove default_transaction_isolation from the role and the database",
-    "0A": "it lacks a feature: PostgreSQL 13 or newer is needed",
-}
+_MEANINGS: Final[tuple[tuple[tuple[str, ...], type[LedgerError], str], ...]] = (
+    (("55P03",), LockTimeoutError, "another transaction holds a lock that this one needs"),
+    (("25006",), LedgerUnavailableError, "the server is read-only, a standby or on its way to be one"),
+    (("3F000", "42P01", "42883"), LedgerUnavailableError, "the ledger's schema is not there, or not whole"),
+    (("0A",), LedgerUnavailableError, "the schema was changed, and a prepared statement is out of date"),
+    (("08",), LedgerUnavailableError, "the connection was lost"),
+    (("40",), LedgerUnavailableError, "the transaction was rolled back in favour of another"),
+    (("53",), LedgerUnavailableError, "the server is out of disk, memory or connections"),
+    (("57",), LedgerUnavailableError, "the server is starting, stopping, or has cancelled the statement"),
+    (("58",), LedgerUnavailableError, "the server's file system failed"),
+    (("28",), LedgerRefusedError, "the server does not let this role in: check the user and password of the DSN"),
+    (("3D",), LedgerRefusedError, "there is no such database: create it, or name another in the DSN"),
+    (("42501",), LedgerRefusedError, "the role lacks a privilege: docs/postgres.md has the GRANTs"),
+    (("25000",), LedgerRefusedError, "it would not run in READ COMMITTED: change default_transaction_isolation"),
+    (("XX001", "XX002"), LedgerCorruptError, "the database is damaged"),
+)
+"""What codes, or the beginnings of codes, mean. What is unavailable may be mended when it is tried again."""
 
 
 def ledger_error_of(error: Exception) -> LedgerError:
@@ -58,17 +55,7 @@ def ledger_error_of(error: Exception) -> LedgerError:
 
 
 def _of_postgres(error: asyncpg.PostgresError, code: str) -> LedgerError:
-    told = f"PostgreSQL: {error} ({code})"
-    if code == "55P03":
-        return LockTimeoutError(f"another transaction holds a lock that this one needs: {told}")
-    if code == "25006":
-        return LedgerUnavailableError(f"the server is read-only, a standby or on its way to be one: {told}")
-    if code in {"3F000", "42P01", "42883"}:
-        return SchemaMissingError(f"the ledger's schema is not there, or not whole: {told}")
-    if code in {"XX001", "XX002"}:
-        return LedgerCorruptError(f"the database is damaged: {told}")
-    for table, kind in ((_UNAVAILABLE, LedgerUnavailableError), (_REFUSED, LedgerRefusedError)):
-        reason = table.get(code) or table.get(code[:2])
-        if reason is not None:
-            return kind(f"{reason}: {told}")
-    return LedgerError(told)
+    for codes, kind, meaning in _MEANINGS:
+        if code.startswith(codes):
+            return kind(f"{meaning}: PostgreSQL says {error} ({code})")
+    return LedgerError(f"PostgreSQL says {error} ({code})")

@@ -9,7 +9,7 @@ from datetime import timedelta
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final, Self
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 from rollout_control_spec import RolloutRetiredError
@@ -42,18 +42,11 @@ _RECORD_DECODER: Final = msgspec.json.Decoder(CallRecord)
 _CHAIN_DECODER: Final = msgspec.json.Decoder(tuple[str, ...])
 
 
-def _switch(text: str) -> bool:
-    try:
-        return {"on": True, "off": False}[text]
-    except KeyError:
-        raise ValueError(f"prepared_statements is 'on' or 'off' in a ledger URL, not {text[:80]!r}") from None
-
-
 _URL_OPTIONS: Final[dict[str, Callable[[str], object]]] = {
     "schema": str,
     "max_connections": int,
     "operation_timeout_s": float,
-    "prepared_statements": _switch,
+    "prepared_statements": {"on": True, "off": False}.__getitem__,
 }
 
 
@@ -118,17 +111,20 @@ class PostgresLedger(CaptureLedger):
         For instance `postgresql://HOST/DATABASE?schema=run_7&prepared_statements=off`.
 
         Raises:
-            ValueError: It is no URL, or an option has a value that cannot be.
+            ValueError: An option has a value that cannot be.
         """
-        try:
-            parts = urlsplit(url)
-            query = parse_qsl(parts.query, keep_blank_values=True)
-        except ValueError:
-            # Its message quotes what may be the password.
-            raise ValueError("this ledger URL cannot be read as a URL: percent-encode user and password") from None
-        options: dict[str, Any] = {name: _URL_OPTIONS[name](text) for name, text in query if name in _URL_OPTIONS}
-        rest = urlencode([(name, text) for name, text in query if name not in _URL_OPTIONS])
-        return cls(parts._replace(query=rest).geturl(), **options)
+        address, _, query = url.partition("?")
+        options: dict[str, Any] = {}
+        rest: list[tuple[str, str]] = []
+        for name, text in parse_qsl(query, keep_blank_values=True):
+            if name not in _URL_OPTIONS:
+                rest.append((name, text))
+                continue
+            try:
+                options[name] = _URL_OPTIONS[name](text)
+            except (KeyError, ValueError):
+                raise ValueError(f"{name} cannot be {text[:80]!r} in a ledger URL") from None
+        return cls(f"{address}?{urlencode(rest)}" if rest else address, **options)
 
     def __repr__(self) -> str:
         return f"PostgresLedger(schema={self._schema!r})"
