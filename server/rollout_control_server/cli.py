@@ -13,7 +13,7 @@ from rollout_control_server.check.command import check
 from rollout_control_server.control_routes import DEFAULT_ANSWER_LIMIT
 from rollout_control_server.demo import run_demo
 from rollout_control_server.errors import LedgerError, RolloutControlError
-from rollout_control_server.ledger import CaptureLedger, open_ledger
+from rollout_control_server.ledger import CaptureLedger, open_ledger, shown_ledger_url
 from rollout_control_server.serving import AUTH_TOKEN_VARIABLE, run_server
 
 DEFAULT_LEDGER: Final = "sqlite:///rollout-control.sqlite"
@@ -56,7 +56,8 @@ def serve(ledger_url: str, host: str, port: int, answer_limit: int) -> None:
     except ValueError as error:
         raise click.UsageError(f"{AUTH_TOKEN_VARIABLE}: {error}") from error
     try:
-        run_server(app, host, port, on_listening=lambda url: click.echo(f"serving {ledger_url} on {url}", err=True))
+        shown = shown_ledger_url(ledger_url)
+        run_server(app, host, port, on_listening=lambda url: click.echo(f"serving {shown} on {url}", err=True))
     except OSError as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error}") from error
 

@@ -19,6 +19,7 @@ from rollout_control_spec import RolloutControlError, RolloutRetiredError
 
 from rollout_control_server.control_routes import RolloutControlClient
 from rollout_control_server.demo.rollouts import DemoRollout, demo_rollout
+from rollout_control_server.ledger import shown_ledger_url
 from rollout_control_server.records import RolloutManifest
 from rollout_control_server.serving import AUTH_TOKEN_VARIABLE
 
@@ -114,7 +115,7 @@ async def run_demo(ledger_url: str, rollouts: int) -> int:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     async with model_server(ledger_url, run, auth_token) as server:
         address = (await server.read_line())["address"]
-        console.print(f"A model server's process serves its ledgers ({ledger_url}) on {address}.")
+        console.print(f"A model server's process serves its ledgers ({shown_ledger_url(ledger_url)}) on {address}.")
         async with RolloutControlClient(address, auth_token, REQUEST_TIMEOUT_S) as trainer:
             with Progress(*columns, console=console) as progress:
                 await record(server, expected, steps, progress)

@@ -1,12 +1,13 @@
 """Capture ledgers: the interface, the backends, and how a URL names one."""
 
+import re
 from urllib.parse import unquote, urlsplit
 
 from rollout_control_server.ledger.base import CaptureLedger, FenceCount
 from rollout_control_server.ledger.memory import MemoryLedger
 from rollout_control_server.ledger.sqlite import SqliteLedger
 
-__all__ = ["CaptureLedger", "FenceCount", "MemoryLedger", "SqliteLedger", "open_ledger"]
+__all__ = ["CaptureLedger", "FenceCount", "MemoryLedger", "SqliteLedger", "open_ledger", "shown_ledger_url"]
 
 
 def open_ledger(url: str) -> CaptureLedger:
@@ -34,6 +35,15 @@ def open_ledger(url: str) -> CaptureLedger:
     if scheme == "sqlite":
         return _open_sqlite(url)
     raise ValueError(f"no ledger has the URL scheme {scheme!r}; use memory://, sqlite:///PATH or postgresql://...")
+
+
+def shown_ledger_url(url: str) -> str:
+    """Returns a ledger's URL as it may be shown and logged: without the password that it may hold."""
+    if not url.startswith(("postgresql://", "postgres://")):
+        return url
+    # A password that somebody has not percent-encoded may hold anything: it ends at the last @.
+    without = re.sub(r"//([^:/?@]*):.*@", r"//\1:***@", url)
+    return re.sub(r"([?&](?:ssl)?password=)[^&]*", r"\1***", without)
 
 
 def _open_sqlite(url: str) -> SqliteLedger:
