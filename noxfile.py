@@ -72,6 +72,13 @@ def bench_postgres(session: nox.Session) -> None:
     )  # fmt: skip
 
 
+@nox.session
+def crash(session: nox.Session) -> None:
+    """Kill the processes that use a ledger 200 times, on the built wheel; `tests` does it 20 times."""
+    install_wheel(session, "server", "postgres", groups=("test",))
+    session.run("python", "-m", "pytest", "tests/ledger/test_crash.py", *session.posargs, env={"LEDGER_KILLS": "200"})
+
+
 def find_python(version: str) -> str | None:
     """Returns a Python of this version that really runs: pyenv's shims are on the PATH for versions they refuse."""
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()

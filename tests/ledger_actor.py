@@ -19,7 +19,7 @@ from rollout_control_server.ledger import CaptureLedger, open_ledger
 from rollout_control_server.records import RolloutManifest, RolloutRemoval
 from rollout_control_server.samples import sample_commit
 
-__all__ = ["act", "read_all", "read_notes"]
+__all__ = ["act", "act_until_killed", "read_all", "read_notes"]
 
 Seen = tuple[Outcome, tuple[Row, ...]]
 
@@ -39,6 +39,19 @@ def act(url: str, notes: Path, rollout_ids: Sequence[str], operations: int) -> N
             async with open_ledger(url) as ledger:
                 actors = [_Actor(ledger, file.write, f"{notes.name}.{task}", rollout_ids) for task in range(TASKS)]
                 await asyncio.gather(*(actor.run(operations) for actor in actors))
+
+        asyncio.run(use_ledger())
+
+
+def act_until_killed(url: str, notes: Path, rollout_ids: Sequence[str]) -> None:
+    """Uses the ledger with some tasks; another fills rollouts, and removes them so that there is much to purge."""
+    with notes.open("ab", buffering=0) as file:
+
+        async def use_ledger() -> None:
+            async with open_ledger(url) as ledger:
+                actors = [_Actor(ledger, file.write, f"{notes.name}.{task}", rollout_ids) for task in range(TASKS)]
+                bulk = _Actor(ledger, file.write, f"{notes.name}.bulk", ())
+                await asyncio.gather(bulk.fill_and_remove(), *(actor.run(2**63) for actor in actors))
 
         asyncio.run(use_ledger())
 
@@ -88,9 +101,9 @@ class _Actor:
                 case "read":
                     await self.read(rollout_id)
                 case "retire":
-                    await self._remove("retire", self._ledger.retire)
+                    await self._remove("retire", self._ledger.retire, self._some_rollouts())
                 case "delete":
-                    await self._remove("delete", self._ledger.delete)
+                    await self._remove("delete", self._ledger.delete, self._some_rollouts())
                 case "again" if self._last is not None:
                     await self._record(*self._last)
                 case "rival":
@@ -100,6 +113,15 @@ class _Actor:
                 case _:
                     self._last = rollout_id, f"{self._name}.{next(self._calls)}"
                     await self._record(*self._last)
+
+    async def fill_and_remove(self) -> None:
+        for number in itertools.count():
+            rollout_id = f"{self._name}-{number}"
+            await asyncio.gather(*(self._record(rollout_id, f"c{call}") for call in range(200)))
+            if number % 2:
+                await self._remove("retire", self._ledger.retire, [rollout_id])
+            else:
+                await self._remove("delete", self._ledger.delete, [rollout_id])
 
     async def read(self, rollout_id: str) -> None:
         async def see() -> list[Seen]:
@@ -133,11 +155,15 @@ class _Actor:
 
         await self._perform("record", [rollout_id], see, (call_id, -1))
 
-    async def _remove(
-        self, kind: Literal["retire", "delete"], remove: Callable[[list[str]], Awaitable[RolloutRemoval]]
-    ) -> None:
-        rollout_ids = self._random.sample(self._rollout_ids, self._random.randint(1, 2))
+    def _some_rollouts(self) -> list[str]:
+        return self._random.sample(self._rollout_ids, self._random.randint(1, 2))
 
+    async def _remove(
+        self,
+        kind: Literal["retire", "delete"],
+        remove: Callable[[list[str]], Awaitable[RolloutRemoval]],
+        rollout_ids: list[str],
+    ) -> None:
         async def see() -> list[Seen]:
             removal = await remove(rollout_ids)
             return [("removed" if one in removal.removed else "absent", ()) for one in rollout_ids]

@@ -92,6 +92,8 @@ class _Rollout:
                 yield "a write conflicted with nothing"
 
     def _check_read(self, event: Event) -> Iterable[str]:
+        if event.outcome == "unknown":
+            return
         if event.outcome == "retired":
             if not self._may_be_fenced(event):
                 yield "a read found a fence that nobody can have set"

@@ -83,7 +83,7 @@ class SqliteLedger(CaptureLedger):
     async def check_ready(self) -> None:
         """Returns if the file can be written now: it takes the write lock, and writes nothing."""
         self._check_usable()
-        await self._writer.run(lambda _: None)
+        await self._writer.run(lambda transaction: transaction.check_writable())
 
     async def aclose(self) -> None:
         """Commits what was accepted, then closes the file."""

@@ -111,6 +111,10 @@ class WriteTransaction:
         for (generation, model_call_id), (seq, chain) in self._new_chains.items():
             self._chains.put(generation, model_call_id, seq, chain)
 
+    def check_writable(self) -> None:
+        """Does what a write does, and writes nothing: SQLite lets a transaction on a read-only file begin."""
+        self._connection.execute("UPDATE newest_generation SET generation = 0 WHERE generation < 0")
+
     def record(self, commit: CheckedCommit) -> bool:
         """Records a commit; False means that the rollout is fenced.
 

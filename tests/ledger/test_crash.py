@@ -1,0 +1,67 @@
+"""Processes that use a ledger are killed at random moments, and no acknowledged effect is lost.
+
+The environment variable LEDGER_KILLS says how often; `nox -s crash` kills 200.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import random
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+from ledger_actor import act_until_killed, read_all, read_notes
+from ledger_history import Event, violations
+from rollout_control_server.ledger import open_ledger
+
+KILLS = int(os.environ.get("LEDGER_KILLS", "20"))
+KILLS_OF_ONE_SET_OF_ROLLOUTS = 5
+
+
+def test_a_killed_process_loses_nothing_that_was_acknowledged(ledger_url: str, tmp_path: Path) -> None:
+    asyncio.run(read_after_crash(ledger_url, []))
+    # Each process is forked from one that has imported everything, so that it is killed at work.
+    start = multiprocessing.get_context("forkserver")
+    start.set_forkserver_preload(["ledger_actor"])
+    events: list[Event] = []
+    kinds_cut_short: set[str] = set()
+    for kill in range(KILLS):
+        if kill % KILLS_OF_ONE_SET_OF_ROLLOUTS == 0:
+            events.clear()
+        rollout_ids = [f"{kill // KILLS_OF_ONE_SET_OF_ROLLOUTS}-{name}" for name in "abc"]
+        notes = tmp_path / f"notes-{kill}"
+        process = start.Process(target=act_until_killed, args=(ledger_url, notes, rollout_ids))
+        process.start()
+        while not notes.exists() or notes.stat().st_size == 0:
+            assert process.is_alive()
+            time.sleep(0.001)
+        time.sleep(random.uniform(0, 0.15))
+        process.kill()
+        process.join()
+        killed = list(read_notes(notes, killed_at=time.monotonic_ns()))
+        kinds_cut_short.update(event.kind for event in killed if event.outcome == "unknown")
+        events += killed
+        events += asyncio.run(read_after_crash(ledger_url, sorted({event.rollout_id for event in killed})))
+        assert violations(events) == []
+        if ledger_url.startswith("sqlite:"):
+            check_file(Path(ledger_url.removeprefix("sqlite:///")))
+    assert {"record", "retire"} <= kinds_cut_short
+
+
+async def read_after_crash(ledger_url: str, rollout_ids: list[str]) -> list[Event]:
+    async with open_ledger(ledger_url) as ledger:
+        await ledger.check_ready()
+        return await read_all(ledger, rollout_ids)
+
+
+def check_file(path: Path) -> None:
+    """Sees that SQLite finds the file whole, and that there are rows of live and of abandoned generations only."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        known = "SELECT generation FROM rollout WHERE generation IS NOT NULL UNION SELECT generation FROM purge"
+        for table, generation in (("call", "call_rowid >> 24"), ("finder", "generation")):
+            lost = f"SELECT count(*) FROM {table} WHERE {generation} NOT IN ({known})"
+            assert connection.execute(lost).fetchone() == (0,)
