@@ -108,10 +108,10 @@ def test_a_broken_server_with_evidence_and_without_the_token(tmp_path: Path) -> 
         assert TOKEN[:-1] not in said
     assert "curl -sS -i --path-as-is -X GET http" in done.stdout
     assert "A missing token, a wrong one, another scheme and a header that is not ASCII are all 401." in done.stdout
-    (line,) = [line for line in json.loads(as_json.stdout)["requirements"] if line["id"] == "auth.wrong-token"]
+    (line,) = [line for line in json.loads(as_json.stdout)["requirements"] if line["id"] == "auth.other-scheme"]
     assert line["expected"].startswith("status 401")
     assert line["came"].startswith("403")
-    assert "$ROLLOUT_CONTROL_AUTH_TOKEN" in line["request"]
+    assert "${ROLLOUT_CONTROL_AUTH_TOKEN}" in line["request"]
 
 
 def test_a_wrong_token_is_said_first(correct_server: tuple[str, Recorder]) -> None:

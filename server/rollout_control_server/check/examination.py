@@ -12,7 +12,15 @@ from rollout_control_spec import CONTROL_ROUTE_PREFIX
 
 from rollout_control_server.check.recorder import Recorder, RecordingError, Row
 from rollout_control_server.check.requirements import A_REMOVAL, RECORDED_ID, RECORDER, requirements
-from rollout_control_server.check.wire import OUT_OF_TIME, TOKEN_IN_SHELL, Credentials, Exchange, Request, Wire
+from rollout_control_server.check.wire import (
+    OUT_OF_TIME,
+    TOKEN_IN_SHELL,
+    Credentials,
+    Exchange,
+    Request,
+    UnreachableError,
+    Wire,
+)
 
 __all__ = [
     "CHECKS",
@@ -281,7 +289,10 @@ class Examination:
         for start in range(0, len(left), CLEANUP_BATCH):
             batch = left[start : start + CLEANUP_BATCH]
             body = json.dumps({"rollout_ids": batch}).encode()
-            exchange = self.wire.exchange(Request("POST", removal_path("delete"), self.credentials, JSON, body))
+            try:
+                exchange = self.wire.exchange(Request("POST", removal_path("delete"), self.credentials, JSON, body))
+            except UnreachableError as error:
+                return f"could not delete the ids that begin with {self.prefix}: {error}"
             if exchange.answer is None or exchange.answer.status != 200:
                 return f"could not delete the ids that begin with {self.prefix}: {exchange.came()}"
         return ""
