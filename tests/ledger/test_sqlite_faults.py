@@ -296,7 +296,9 @@ def test_a_read_only_file_and_directory_are_unavailable_until_they_are_writable(
             assert await call_ids(ledger, "r") == ["c1"]
             assert "readonly" in await fails(ledger.record(sample_commit("r", "c2")))
             await fails(ledger.check_ready())
-            path.chmod(0o644)
+            # SQLite gives the files beside it the same mode.
+            for file in directory.glob("ledger.sqlite*"):
+                file.chmod(0o644)
             assert await ledger.record(sample_commit("r", "c2"))
             assert await call_ids(ledger, "r") == ["c1", "c2"]
         directory.chmod(0o555)

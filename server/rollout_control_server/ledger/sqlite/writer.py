@@ -176,6 +176,8 @@ class Writer:
 
     def _keep_house(self, *, look_for_purge: bool) -> None:
         """Purges a little and checkpoints, if that is due."""
+        if self._connections is None and not self._purge_is_due():
+            return
         try:
             with storage_faults(self._file.path):
                 connection, lock_holder = self._open()

@@ -1,0 +1,81 @@
+"""The order of system calls: a record is told as acknowledged only after the sync of the WAL that holds it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import asyncio, os, sqlite3, sys
+from rollout_control_server.ledger import SqliteLedger
+from rollout_control_server.samples import sample_commit
+
+path, synchronous = sys.argv[1:]
+connect = sqlite3.connect
+
+def connect_otherwise(*args, **kwargs):
+    class Connection(sqlite3.Connection):
+        def execute(self, sql, *parameters):
+            return super().execute(sql.replace("synchronous = FULL", f"synchronous = {synchronous}"), *parameters)
+    return connect(*args, factory=Connection, **kwargs)
+
+sqlite3.connect = connect_otherwise
+
+async def main():
+    async with SqliteLedger(path) as ledger:
+        for index in range(10):
+            await ledger.record(sample_commit("r", f"c{index}"))
+            os.write(2, b"acknowledged c%d\\n" % index)
+
+asyncio.run(main())
+"""
+
+WAL_WRITE = re.compile(r"(?:pwrite64|write|pwritev)\(\d+<[^>]*-wal>")
+WAL_SYNC = re.compile(r"(?:fsync|fdatasync)\(\d+<[^>]*-wal>.* = 0$|(?:fsync|fdatasync) resumed.* = 0$")
+ACKNOWLEDGEMENT = re.compile(r'write\(2[<,].*"acknowledged c\d')
+
+
+def trace(path: Path, synchronous: str) -> list[str]:
+    """Returns the system calls of a process that records ten calls, in the order in which they were begun."""
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.fail("this test traces system calls: install strace, with the package manager of your distribution")
+    log = path.with_suffix(".trace")
+    tracer = (strace, "-f", "-y", "-s", "32", "-e", "trace=write,pwrite64,pwritev,fsync,fdatasync", "-o", log)
+    subprocess.run(
+        [*tracer, sys.executable, "-c", PROGRAM, path, synchronous],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=True,
+        stderr=subprocess.DEVNULL,
+    )
+    return log.read_text().splitlines()
+
+
+def unsynced_acknowledgements(calls: list[str]) -> int:
+    """Counts the acknowledgements that come while something that was written to the WAL is not synced."""
+    synced = True
+    early = 0
+    acknowledged = 0
+    for call in calls:
+        if WAL_WRITE.search(call):
+            synced = False
+        elif WAL_SYNC.search(call):
+            synced = True
+        elif ACKNOWLEDGEMENT.search(call):
+            acknowledged += 1
+            early += not synced
+    assert acknowledged == 10, "the trace does not show the acknowledgements"
+    assert any(WAL_WRITE.search(call) for call in calls), "the trace does not show the writes to the WAL"
+    return early
+
+
+def test_the_wal_is_synced_before_a_record_is_acknowledged(tmp_path: Path) -> None:
+    assert unsynced_acknowledgements(trace(tmp_path / "ledger.sqlite", "FULL")) == 0
+
+
+def test_the_trace_would_show_it_if_the_wal_was_not_synced(tmp_path: Path) -> None:
+    assert unsynced_acknowledgements(trace(tmp_path / "ledger.sqlite", "OFF")) == 10
