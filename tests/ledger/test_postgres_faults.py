@@ -40,8 +40,8 @@ async def database(postgres: PostgresServer) -> AsyncIterator[Any]:
 
 @pytest.fixture
 async def ledger(postgres: PostgresServer, schema: str) -> AsyncIterator[CaptureLedger]:
-    """A ledger with one row `c` of rollout `r`, whose operations may take a second."""
-    async with open_ledger(f"{postgres.url}?schema={schema}&operation_timeout_s=1") as ledger:
+    """A ledger with one row `c` of rollout `r`, whose operations may take two seconds."""
+    async with open_ledger(f"{postgres.url}?schema={schema}&operation_timeout_s=2") as ledger:
         await ledger.record(sample_commit("r", "c"))
         yield ledger
 
@@ -73,22 +73,24 @@ async def assert_works(ledger: CaptureLedger) -> None:
 
 
 async def assert_writes_are_unavailable(ledger: CaptureLedger, match: str) -> None:
-    for write in (
+    """Each of them, and one at least tells why: another may have had time for less."""
+    outcomes = await asyncio.gather(
         ledger.record(sample_commit("r", "new")),
         ledger.record_failure("r", "new", "reason"),
         ledger.retire(["r", "new"]),
         ledger.delete(["r"]),
-    ):
-        with pytest.raises(LedgerUnavailableError, match=match):
-            await write
+        return_exceptions=True,
+    )
+    assert [type(outcome) for outcome in outcomes] == [LedgerUnavailableError] * 4
+    assert any(match in str(outcome) for outcome in outcomes)
 
 
 async def test_a_server_that_is_killed_and_comes_back(own_postgres: PostgresServer) -> None:
-    async with open_ledger(f"{own_postgres.url}?operation_timeout_s=1") as ledger:
+    async with open_ledger(f"{own_postgres.url}?operation_timeout_s=2") as ledger:
         await ledger.record(sample_commit("r", "c"))
         before = await ledger.manifest("r")
         await asyncio.to_thread(own_postgres.kill)
-        await assert_writes_are_unavailable(ledger, r".+")
+        await assert_writes_are_unavailable(ledger, "cannot be reached")
         with pytest.raises(LedgerUnavailableError, match="cannot be reached"):
             await ledger.manifest("r")
         with pytest.raises(LedgerUnavailableError):
@@ -141,7 +143,7 @@ async def test_a_server_that_becomes_read_only(
 ) -> None:
     """As a primary does that is on its way to be a standby: it still reads."""
     await database.execute(f"ALTER ROLE {role} SET default_transaction_read_only = on")
-    url = f"postgresql://{role}@127.0.0.1:{postgres.port}/postgres?schema={schema}&operation_timeout_s=1"
+    url = f"postgresql://{role}@127.0.0.1:{postgres.port}/postgres?schema={schema}&operation_timeout_s=2"
     async with open_ledger(url) as other:
         assert await other.manifest("r") == await ledger.manifest("r")
         await assert_writes_are_unavailable(other, "read-only")
@@ -158,7 +160,7 @@ async def test_a_server_without_a_free_connection(
     await database.execute(f"GRANT ALL ON SCHEMA {schema} TO {role}")
     await database.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}")
     await database.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO {role}")
-    url = f"postgresql://{role}@127.0.0.1:{postgres.port}/postgres?schema={schema}&operation_timeout_s=1"
+    url = f"postgresql://{role}@127.0.0.1:{postgres.port}/postgres?schema={schema}&operation_timeout_s=2"
     async with open_ledger(url) as other:
         await assert_writes_are_unavailable(other, "too many connections")
         await database.execute(f"ALTER ROLE {role} CONNECTION LIMIT 20")
@@ -175,7 +177,7 @@ async def test_a_full_disk(postgres: PostgresServer, database: Any) -> None:
         await database.execute(f"CREATE DATABASE {space} TABLESPACE {space}")
         url = f"postgresql://postgres@127.0.0.1:{postgres.port}/{space}"
         operator = await asyncpg.connect(url)
-        async with open_ledger(f"{url}?operation_timeout_s=1") as ledger:
+        async with open_ledger(f"{url}?operation_timeout_s=2") as ledger:
             await ledger.record(sample_commit("r", "c"))
             before = await ledger.manifest("r")
             await operator.execute("CREATE TABLE filler (bytes bytea)")
