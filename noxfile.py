@@ -118,7 +118,7 @@ def bench(session: nox.Session) -> None:
     session.run("python", "-m", "bench", *session.posargs)
 
 
-@nox.session(python=GYM_PYTHON)
+@nox.session(name="bench-gym", python=GYM_PYTHON)
 def bench_gym(session: nox.Session) -> None:
     """Compare what a model call costs on nemo-gym's own ledger and on ours."""
     install_gym(session)

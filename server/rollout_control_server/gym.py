@@ -236,8 +236,14 @@ class GymCaptureLedger:
         """
         task = asyncio.create_task(write)
         self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
+        task.add_done_callback(self._written)
         await asyncio.shield(task)
+
+    def _written(self, task: asyncio.Task[None]) -> None:
+        self._writes.discard(task)
+        # Asked for here as well, because whoever waited for it may be gone.
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.info("a write was refused: %s", error)
 
     async def _patiently(self, rollout_id: str, operation: Callable[[], Awaitable[_Result]]) -> _Result:
         """Returns what the operation does, once what is owed for the rollout is written; waits for absent storage."""
