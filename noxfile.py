@@ -74,9 +74,10 @@ def bench_postgres(session: nox.Session) -> None:
 
 @nox.session
 def crash(session: nox.Session) -> None:
-    """Kill the processes that use a ledger 200 times, on the built wheel; `tests` does it 20 times."""
+    """Kill processes that use a ledger 200 times, and a PostgreSQL server 20 times; `tests` does a tenth of it."""
     install_wheel(session, "server", "postgres", groups=("test",))
-    session.run("python", "-m", "pytest", "tests/ledger/test_crash.py", *session.posargs, env={"LEDGER_KILLS": "200"})
+    tests = ["tests/ledger/test_crash.py", "tests/ledger/test_postgres_connection_loss.py"]
+    session.run("python", "-m", "pytest", *tests, *session.posargs, env={"LEDGER_KILLS": "200"})
 
 
 def find_python(version: str) -> str | None:

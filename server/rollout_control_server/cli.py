@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import re
 import sys
 import tempfile
+from datetime import timedelta
 from typing import Final
 
 import click
@@ -13,7 +15,7 @@ from rollout_control_server.check.command import check
 from rollout_control_server.control_routes import DEFAULT_ANSWER_LIMIT
 from rollout_control_server.demo import run_demo
 from rollout_control_server.errors import LedgerError, RolloutControlError
-from rollout_control_server.ledger import CaptureLedger, open_ledger, shown_ledger_url
+from rollout_control_server.ledger import CaptureLedger, FenceCount, open_ledger, shown_ledger_url
 from rollout_control_server.serving import AUTH_TOKEN_VARIABLE, run_server
 
 DEFAULT_LEDGER: Final = "sqlite:///rollout-control.sqlite"
@@ -23,6 +25,19 @@ LEDGER_HELP: Final = "memory://, sqlite:///FILE (relative), sqlite:////FILE (abs
 ledger_option = click.option(
     "--ledger", "ledger_url", metavar="URL", default=DEFAULT_LEDGER, show_default=True, help=LEDGER_HELP
 )
+
+DURATION_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def duration(text: str) -> timedelta:
+    """Returns the duration that somebody typed: a number and its unit."""
+    found = re.fullmatch(r"([0-9]+)([smhd])", text)
+    if found is None:
+        raise click.BadParameter(f"{text!r} is no duration: write a number and s, m, h or d, such as 30d or 12h")
+    try:
+        return timedelta(**{DURATION_UNITS[found[2]]: int(found[1])})
+    except (OverflowError, ValueError) as error:
+        raise click.BadParameter(f"{text!r} is longer than {timedelta.max.days} days") from error
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -78,6 +93,33 @@ def demo(ledger_url: str | None, rollouts: int) -> None:
             sys.exit(asyncio.run(run_demo(ledger_url or f"sqlite:///{folder}/ledger.sqlite", rollouts)))
         except RolloutControlError as error:
             raise click.ClickException(str(error)) from error
+
+
+@rollout_control.command("forget-fences")
+@ledger_option
+@click.option(
+    "--older-than", type=duration, metavar="DURATION", help="Forget those set longer ago, such as 30d, 12h, 5m or 0s."
+)
+def forget_fences(ledger_url: str, older_than: timedelta | None) -> None:
+    """Count the fences of retired rollouts, and forget old ones.
+
+    Without --older-than it only counts. A rollout whose fence is forgotten is one that never was: a write that comes
+    later than that starts a new ledger. So DURATION must be longer than the latest that a write can come.
+    """
+    ledger = ledger_of(ledger_url)
+    try:
+        count = asyncio.run(count_fences(ledger, timedelta.max if older_than is None else older_than))
+    except RolloutControlError as error:
+        raise click.ClickException(str(error)) from error
+    if older_than is not None:
+        click.echo(f"forgotten: {count.forgotten:,} fences")
+    click.echo(f"kept: {count.kept:,} fences, which cost about {count.kept_bytes / 1e6:,.3f} MB of storage")
+
+
+async def count_fences(ledger: CaptureLedger, older_than: timedelta) -> FenceCount:
+    """Forgets the fences that are older than this, and closes the ledger."""
+    async with ledger:
+        return await ledger.forget_fences(older_than)
 
 
 def ledger_of(url: str) -> CaptureLedger:

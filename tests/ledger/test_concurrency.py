@@ -3,6 +3,7 @@
 import multiprocessing
 from pathlib import Path
 
+import msgspec
 import pytest
 from ledger_actor import act, read_all, read_notes
 from ledger_history import Event, violations
@@ -82,6 +83,7 @@ def test_the_check_finds_what_is_not_allowed(expected: str, history: list[Event]
         [record(0, C, end=30), removal("retire", 10), RETIRED],
         [record(0, C, end=30), removal("delete", 10, "absent"), read(40, C)],
         [record(0, C, "unknown", end=5), read(10)],
+        [record(0, C), msgspec.structs.replace(read(10), outcome="unknown")],
         [record(0, C, "unknown", end=5), read(10, C)],
         [record(0, C), removal("retire", 10, "unknown", end=15), read(20, C)],
         [record(0, C), removal("retire", 10, "unknown", end=15), RETIRED],

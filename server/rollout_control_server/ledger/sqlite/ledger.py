@@ -17,7 +17,7 @@ from rollout_control_server.ledger.sqlite.faults import storage_faults
 from rollout_control_server.ledger.sqlite.file import LedgerFile, refuse_network_file_system
 from rollout_control_server.ledger.sqlite.purge import purge_is_due
 from rollout_control_server.ledger.sqlite.reader import Reader
-from rollout_control_server.ledger.sqlite.schema import connect, create_ledger, prepare_schema
+from rollout_control_server.ledger.sqlite.schema import create_ledger, open_ledger_file
 from rollout_control_server.ledger.sqlite.writer import Writer
 from rollout_control_server.ledger.sqlite.writes import FencesSeen, WriteTransaction
 from rollout_control_server.records import RolloutRemoval
@@ -61,9 +61,8 @@ class SqliteLedger(CaptureLedger):
             if not self._path.exists():
                 create_ledger(self._path)
             before = self._path.stat()
-            connection = connect(self._path, busy_timeout_s=busy_timeout_s)
+            connection = open_ledger_file(self._path, busy_timeout_s=busy_timeout_s)
             try:
-                prepare_schema(connection, self._path)
                 purge = purge_is_due(connection)
                 connection.execute("PRAGMA busy_timeout = 0")
                 self._file: Final = LedgerFile(self._path, before)

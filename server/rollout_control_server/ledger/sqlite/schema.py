@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from rollout_control_server.errors import LedgerRefusedError
 
-__all__ = ["APPLICATION_ID", "MIGRATIONS", "SEQ_BITS", "check_schema", "connect", "create_ledger", "prepare_schema"]
+__all__ = ["APPLICATION_ID", "MIGRATIONS", "SEQ_BITS", "connect", "create_ledger", "open_ledger_file"]
 
 APPLICATION_ID: Final = 0x52434C47
 """`RCLG`, in the file's header: what `file` and other programs know a ledger by."""
@@ -128,17 +128,32 @@ def create_ledger(path: Path) -> None:
     _sync_directory(path.parent)
 
 
-def prepare_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Brings an older ledger to this version, and refuses what is no ledger.
+def open_ledger_file(path: Path, *, busy_timeout_s: float) -> sqlite3.Connection:
+    """Opens a ledger's file, brings an older ledger to this version, and refuses what is no ledger.
 
     Raises:
         LedgerRefusedError: The file is no ledger, or one of a newer version.
     """
-    if check_schema(connection, path) < len(MIGRATIONS):
+    try:
+        connection = connect(path, busy_timeout_s=busy_timeout_s)
+        try:
+            _prepare_schema(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
+            raise LedgerRefusedError(f"{path} is no SQLite database: name another file for the ledger") from error
+        raise
+    return connection
+
+
+def _prepare_schema(connection: sqlite3.Connection, path: Path) -> None:
+    if _check_schema(connection, path) < len(MIGRATIONS):
         connection.execute("BEGIN IMMEDIATE")
         try:
             # Asked again under the write lock: another process may have migrated it.
-            _migrate(connection, check_schema(connection, path))
+            _migrate(connection, _check_schema(connection, path))
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
@@ -146,18 +161,13 @@ def prepare_schema(connection: sqlite3.Connection, path: Path) -> None:
             raise
 
 
-def check_schema(connection: sqlite3.Connection, path: Path) -> int:
+def _check_schema(connection: sqlite3.Connection, path: Path) -> int:
     """Returns the ledger's schema version.
 
     Raises:
         LedgerRefusedError: The file is no ledger, or one of a newer version.
     """
-    try:
-        application_id = connection.execute("PRAGMA application_id").fetchone()[0]
-    except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
-            raise LedgerRefusedError(f"{path} is no SQLite database: name another file for the ledger") from error
-        raise
+    application_id = connection.execute("PRAGMA application_id").fetchone()[0]
     if path.stat().st_size == 0:
         raise LedgerRefusedError(f"{path} is empty, and a ledger never is: remove it, and a new ledger is made")
     if application_id != APPLICATION_ID:
