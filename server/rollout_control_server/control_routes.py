@@ -4,6 +4,7 @@ The name of the module, and the names in it, are those of `nemo_gym.token_id_cap
 """
 
 import inspect
+import re
 from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -101,10 +102,17 @@ def _mounting(app: Any) -> Callable[[ASGIApp], object]:
         )
     # By name: neither Starlette nor FastAPI is a dependency.
     if any(base.__name__ == "Starlette" and base.__module__.startswith("starlette.") for base in type(app).__mro__):
-        return lambda control: app.mount(CONTROL_ROUTE_PREFIX, control)
+        return lambda control: _mount_in_starlette(app, control)
     raise TypeError(
         f"control routes are installed in a Litestar, Starlette or FastAPI application, not in {type(app).__name__}"
     )
+
+
+def _mount_in_starlette(app: Any, control: ASGIApp) -> None:
+    app.mount(CONTROL_ROUTE_PREFIX, control)
+    # As Starlette compiles it, a mount lets a path with a line feed through to the host, without any authentication.
+    route = app.routes[-1]
+    route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
 
 
 def _answers_control_paths(app: Any) -> bool:

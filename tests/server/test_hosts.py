@@ -134,6 +134,14 @@ def test_the_control_plane_is_whole_in_any_host(build_host: Callable[[], Any]) -
         check_control_plane(control)
 
 
+def test_a_line_feed_in_a_path_does_not_reach_the_host(build_host: Callable[[], Any]) -> None:
+    app, ledger = build_host(), MemoryLedger()
+    install_rollout_control_routes(app, ledger, auth_token=TOKEN)
+    with client_of(app, ledger) as control:
+        assert control.get_manifest("a%0A").status_code == 400
+        assert control.get_manifest("a%0A", headers={"authorization": ""}).status_code == 401
+
+
 def test_it_needs_no_lifespan(build_host: Callable[[], Any]) -> None:
     app, ledger = build_host(), ledger_with_a_rollout()
     install_rollout_control_routes(app, ledger, auth_token=TOKEN)
