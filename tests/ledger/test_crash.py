@@ -12,6 +12,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import asyncpg
 from ledger_actor import act_until_killed, read_all, read_notes
 from ledger_history import Event, violations
 from rollout_control_server.ledger import open_ledger
@@ -40,6 +41,8 @@ def test_a_killed_process_loses_nothing_that_was_acknowledged(ledger_url: str, t
         time.sleep(random.uniform(0, 0.15))
         process.kill()
         process.join()
+        while asyncio.run(has_other_clients(ledger_url)):
+            time.sleep(0.005)
         killed = list(read_notes(notes, killed_at=time.monotonic_ns()))
         kinds_cut_short.update(event.kind for event in killed if event.outcome == "unknown")
         events += killed
@@ -48,6 +51,17 @@ def test_a_killed_process_loses_nothing_that_was_acknowledged(ledger_url: str, t
         if ledger_url.startswith("sqlite:"):
             check_file(Path(ledger_url.removeprefix("sqlite:///")))
     assert {"record", "retire"} <= kinds_cut_short
+
+
+async def has_other_clients(ledger_url: str) -> bool:
+    """Whether a database server still does what a killed process has asked of it."""
+    if not ledger_url.startswith("postgresql:"):
+        return False
+    connection = await asyncpg.connect(ledger_url.split("?", maxsplit=1)[0])
+    others = "FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    found: bool = await connection.fetchval(f"SELECT EXISTS (SELECT {others})")
+    await connection.close()
+    return found
 
 
 async def read_after_crash(ledger_url: str, rollout_ids: list[str]) -> list[Event]:
