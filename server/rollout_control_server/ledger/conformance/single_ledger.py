@@ -57,8 +57,8 @@ class CaptureLedgerConformance:
     async def test_a_long_manifest_has_its_own_rows_only(self, ledger: CaptureLedger) -> None:
         """All of them, in commit order, whatever other rollouts recorded between them."""
         rollouts = [sample_conversation(rollout_id, 300) for rollout_id in ("a", "b", "c")]
-        for commits in zip(*rollouts, strict=True):
-            await record_all(ledger, commits)
+        for one_of_each in zip(*rollouts, strict=True):
+            await record_all(ledger, one_of_each)
         await ledger.record_failure("b", "f", "worker_capture_failed")
         for rollout_id, commits in zip(("a", "b", "c"), rollouts, strict=True):
             assert (await read_manifest(ledger, rollout_id)).records == [commit.record for commit in commits]
