@@ -301,6 +301,8 @@ def test_a_read_only_file_and_directory_are_unavailable_until_they_are_writable(
                 file.chmod(0o644)
             assert await ledger.record(sample_commit("r", "c2"))
             assert await call_ids(ledger, "r") == ["c1", "c2"]
+        await SqliteLedger(path).aclose()  # the last to close, if it can write, removes the files beside
+        assert [file.name for file in directory.iterdir()] == ["ledger.sqlite"]
         directory.chmod(0o555)
         for name in ("ledger.sqlite", "new.sqlite"):
             try:
