@@ -127,6 +127,13 @@ def bench_gym(session: nox.Session) -> None:
 
 
 @nox.session
+def contract(session: nox.Session) -> None:
+    """Fuzz the server's process by the spec on every ledger; `-- --max-examples 2000` goes on for longer."""
+    install_wheel(session, "server", "postgres", "check", groups=("test",))
+    session.run("python", "tests/contract/fuzz_every_ledger.py", *session.posargs, env={"PYTHONPATH": "tests"})
+
+
+@nox.session
 def generate(session: nox.Session) -> None:
     """Write the generated client from the spec; with `-- --check`, only say whether it would differ."""
     session.install(*dependency_group("codegen"))

@@ -75,6 +75,7 @@ RECORD: Final = MemoryLedger._record
 RETIRE: Final = MemoryLedger._retire
 DELETE: Final = MemoryLedger._delete
 MANIFEST: Final = MemoryLedger._manifest
+MANIFESTS: Final = MemoryLedger._manifests
 REMOVE_ROWS: Final = MemoryLedger._remove_rows
 BATCH_OF: Final = control_routes._batch_of
 UNIQUE_IDS: Final = rollout_control_spec.unique_rollout_ids
@@ -101,6 +102,17 @@ async def read_once(self: MemoryLedger, rollout_id: str) -> bytes:
     answer = await MANIFEST(self, rollout_id)
     self._rollouts.pop(rollout_id, None)
     return answer
+
+
+async def read_many_once(self: MemoryLedger, rollout_ids: list[str], limit: int) -> Any:
+    answer = await MANIFESTS(self, rollout_ids, limit)
+    for rollout_id in rollout_ids:
+        self._rollouts.pop(rollout_id, None)
+    return answer
+
+
+def empty_manifest(rollout_id: str) -> dict[str, Any]:
+    return {"schema_version": 2, "rollout_id": rollout_id, "records": [], "failures": []}
 
 
 async def record_nothing(self: MemoryLedger, _: object) -> bool:
@@ -241,7 +253,7 @@ broken(
 broken(
     "auth.before-path",
     "everybody is told which paths there are not",
-    requests(lambda scope: not scope["path"].endswith(("t", "retire", "delete")), let_in),
+    requests(lambda scope: not scope["path"].endswith(("t", "retire", "delete", "manifests")), let_in),
 )
 broken(
     "auth.before-all-else",
@@ -732,4 +744,64 @@ broken(
     "delete.id-used-again",
     "the old rows come back with a new one",
     lambda server: (ledger("_delete", delete_failures_later)(server), ledger("_record", record_over_graves)(server)),
+)
+
+# Reading many manifests
+
+
+def bulk(change: Any) -> Line:
+    return replies(
+        lambda reply: reply.status == 200 and reply.path.endswith("/manifests"), lambda reply: reply.edit(change)
+    )
+
+
+broken(
+    "manifests.offered",
+    "many manifests are refused for now",
+    replies(
+        lambda reply: reply.path.endswith("/manifests") and reply.status == 200, lambda reply: reply.become_problem(409)
+    ),
+)
+broken(
+    "manifests.schema",
+    "retired ids are counted",
+    bulk(lambda document: document.update(retired=[3])),
+    "manifests.partition",
+    "manifests.retired",
+)
+broken(
+    "manifests.partition",
+    "retired ids are not named",
+    bulk(lambda document: document.update(retired=[])),
+    "manifests.retired",
+)
+broken(
+    "manifests.same-as-single",
+    "many manifests have no records",
+    bulk(lambda document: [manifest.update(records=[]) for manifest in document["manifests"]]),
+)
+broken(
+    "manifests.retired",
+    "a retired rollout has a manifest among many",
+    bulk(
+        lambda document: document.update(
+            manifests=document["manifests"] + [empty_manifest(name) for name in document["retired"]], retired=[]
+        )
+    ),
+    "manifests.partition",
+)
+broken(
+    "manifests.progress",
+    "there is never any room",
+    bulk(
+        lambda document: document.update(
+            manifests=[], remaining=[manifest["rollout_id"] for manifest in document["manifests"]]
+        )
+    ),
+)
+broken(
+    "manifests.changes-nothing",
+    "many manifests can be read once",
+    ledger("_manifests", read_many_once),
+    "manifests.same-as-single",
 )

@@ -7,7 +7,14 @@ import pytest
 from rollout_control_server.check.checking import CHECKED_IDS
 from rollout_control_server.check.examination import CHECKS, OBSERVERS
 from rollout_control_server.check.fuzzing import BY_STATUS, REQUIREMENT_OF
-from rollout_control_server.check.requirements import A_REMOVAL, RECORDED_ID, RECORDER, SPEC, Requirement, requirements
+from rollout_control_server.check.requirements import (
+    A_BATCH_OPERATION,
+    RECORDED_ID,
+    RECORDER,
+    SPEC,
+    Requirement,
+    requirements,
+)
 from rollout_control_spec import openapi_yaml
 
 
@@ -24,7 +31,7 @@ def test_the_sentence_stands_in_the_spec(requirement: Requirement) -> None:
 
 def test_needs_are_requirements() -> None:
     needed = {need for requirement in requirements().values() for need in requirement.needs}
-    assert needed <= {*requirements(), A_REMOVAL, RECORDED_ID, RECORDER}
+    assert needed <= {*requirements(), A_BATCH_OPERATION, RECORDED_ID, RECORDER}
 
 
 def test_findings_of_the_fuzzing_belong_to_requirements() -> None:

@@ -6,18 +6,20 @@ from typing import Final
 from rollout_control_spec import CONTROL_ROUTE_PREFIX
 
 from rollout_control_server.check.examination import (
+    BATCH_OPERATIONS,
     DOCUMENTED_STATUSES,
     JSON,
     REMOVALS,
     Examination,
     NotCheckedError,
     ShortfallError,
+    batch_path,
     check,
     document_of,
     manifest_path,
     observer,
-    removal_path,
 )
+from rollout_control_server.check.requirements import requirements
 from rollout_control_server.check.wire import TOKEN_IN_SHELL, Credentials, Exchange, Request
 
 VALID_BODY: Final = b'{"rollout_ids":["%s"]}'
@@ -28,9 +30,9 @@ def _operations(server: Examination, credentials: Credentials | None) -> Iterato
     """Yields one well-formed request for each operation that the server has."""
     rollout_id = server.new_id("auth")
     yield Request("GET", manifest_path(rollout_id), credentials)
-    for operation in REMOVALS:
+    for operation in BATCH_OPERATIONS:
         if operation in server.present or f"{operation}.offered" not in server.outcomes:
-            yield Request("POST", removal_path(operation), credentials, JSON, VALID_BODY % rollout_id.encode())
+            yield Request("POST", batch_path(operation), credentials, JSON, VALID_BODY % rollout_id.encode())
 
 
 def _refused(server: Examination, credentials: Credentials | None, because: str) -> None:
@@ -93,7 +95,7 @@ def _(server: Examination) -> None:
 def _(server: Examination) -> None:
     requests = [Request("PUT", manifest_path(server.new_id())), Request("GET", manifest_path("a%20b"))]
     for operation in sorted(server.present):
-        path = removal_path(operation)
+        path = batch_path(operation)
         requests += [
             Request("PUT", path, None, JSON, b"{}"),
             Request("POST", path, None, (("Content-Type", "text/plain"),), b"text"),
@@ -109,9 +111,9 @@ def _(server: Examination) -> None:
 def _(server: Examination) -> None:
     for operation in sorted(server.present) or [""]:
         if not operation:
-            raise NotCheckedError("the server has neither retire nor delete")
+            raise NotCheckedError("the server has no operation that takes a batch")
         server.ask(
-            Request("POST", removal_path(operation), None, JSON, withheld=100),
+            Request("POST", batch_path(operation), None, JSON, withheld=100),
             401,
             because="there is no token, and the server does not wait for the body",
         )
@@ -130,7 +132,7 @@ def _(server: Examination) -> None:
     for path in UNKNOWN_PATHS:
         server.ask(Request("GET", CONTROL_ROUTE_PREFIX + path, server.credentials), 404, because="no such path")
     server.ask(
-        Request("POST", removal_path("nothing-here"), server.credentials, JSON, b'{"rollout_ids":["x"]}'),
+        Request("POST", batch_path("nothing-here"), server.credentials, JSON, b'{"rollout_ids":["x"]}'),
         404,
         because="no such path",
     )
@@ -146,9 +148,9 @@ def _wrong_methods(server: Examination) -> Iterator[Request]:
     for method in ("POST", "PUT", "PATCH", "DELETE"):
         yield Request(method, manifest_path(server.new_id()), server.credentials, JSON, b"{}")
     for operation in sorted(server.present):
-        yield Request("GET", removal_path(operation), server.credentials)
+        yield Request("GET", batch_path(operation), server.credentials)
         for method in ("PUT", "PATCH", "DELETE"):
-            yield Request(method, removal_path(operation), server.credentials, JSON, b"{}")
+            yield Request(method, batch_path(operation), server.credentials, JSON, b"{}")
 
 
 @check("methods.not-allowed")
@@ -171,13 +173,13 @@ def _(exchange: Exchange) -> str | None:
 def _(server: Examination) -> None:
     text = (("Content-Type", "text/plain"),)
     server.ask(
-        Request("POST", removal_path("nothing-here"), server.credentials, text, b"text"),
+        Request("POST", batch_path("nothing-here"), server.credentials, text, b"text"),
         404,
         because="that there is no such path is decided before the media type",
     )
     for operation in sorted(server.present):
         server.ask(
-            Request("PUT", removal_path(operation), server.credentials, text, b"text"),
+            Request("PUT", batch_path(operation), server.credentials, text, b"text"),
             405,
             because="the method is decided before the media type",
         )
@@ -185,13 +187,19 @@ def _(server: Examination) -> None:
 
 def _offered(server: Examination, operation: str) -> None:
     rollout_id = server.new_id(operation)
-    request = Request("POST", removal_path(operation), server.credentials, JSON, VALID_BODY % rollout_id.encode())
+    request = Request("POST", batch_path(operation), server.credentials, JSON, VALID_BODY % rollout_id.encode())
+    refusals = (409, 501) if operation in REMOVALS else (501,)
     try:
-        exchange = server.ask(request, 200, 409, 501)
+        exchange = server.ask(request, 200, *refusals)
     except ShortfallError as shortfall:
         exchange = shortfall.exchange
-        if exchange.answer is not None and exchange.answer.status not in {404, 405}:
+        if exchange.answer is None:
+            raise
+        if exchange.answer.status not in {404, 405}:
             server.present.add(operation)
+            raise
+        if requirements()[f"{operation}.offered"].optional:
+            raise NotCheckedError("an optional operation, which this server does not have") from shortfall
         raise ShortfallError("status 200: every server has this operation", exchange) from shortfall
     server.present.add(operation)
     status = exchange.answer.status if exchange.answer else 0
@@ -222,3 +230,8 @@ def _(server: Examination) -> None:
         known = titles.setdefault(str(problem.get("type")), problem["title"])
         if problem["title"] != known:
             raise ShortfallError(f"the title {known!r} once more, for the same type", exchange)
+
+
+@check("manifests.offered")
+def _(server: Examination) -> None:
+    _offered(server, "manifests")

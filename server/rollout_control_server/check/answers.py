@@ -34,7 +34,18 @@ def _is_manifest(exchange: Exchange) -> bool:
 
 
 def _is_removal(exchange: Exchange) -> bool:
-    return _is_success(exchange) and exchange.request.method == "POST"
+    return _is_success(exchange) and exchange.request.path.endswith(("/retire", "/delete"))
+
+
+def _is_bulk(exchange: Exchange) -> bool:
+    return _is_success(exchange) and exchange.request.path.endswith("/manifests")
+
+
+def _schema(exchange: Exchange) -> str:
+    """Returns the name of the schema that a success has."""
+    if _is_bulk(exchange):
+        return "RolloutManifests"
+    return "RolloutManifest" if _is_manifest(exchange) else "RolloutRemoval"
 
 
 def _rows(exchange: Exchange, kind: str) -> list[Any]:
@@ -48,7 +59,7 @@ def _records(exchange: Exchange) -> list[dict[str, Any]]:
 
 
 def _broken(exchange: Exchange) -> Iterator[SchemaViolation]:
-    yield from violations(document_of(exchange), "RolloutManifest" if _is_manifest(exchange) else "RolloutRemoval")
+    yield from violations(document_of(exchange), _schema(exchange))
 
 
 def _words(found: Iterator[SchemaViolation], schema: str) -> str | None:
@@ -106,8 +117,7 @@ def _(exchange: Exchange) -> str | None:
 
 @observer("success.exact-fields", when=_is_success)
 def _(exchange: Exchange) -> str | None:
-    schema = "RolloutManifest" if _is_manifest(exchange) else "RolloutRemoval"
-    return _words((violation for violation in _broken(exchange) if violation.fields_differ), schema)
+    return _words((violation for violation in _broken(exchange) if violation.fields_differ), _schema(exchange))
 
 
 def _values(exchange: Exchange, *kinds: str) -> Iterator[SchemaViolation]:
@@ -188,4 +198,23 @@ def _(exchange: Exchange) -> str | None:
         found = [places[rollout_id] for rollout_id in named if isinstance(rollout_id, str) and rollout_id in places]
         if found != sorted(found):
             return "each list in the order in which the request names its ids first"
+    return None
+
+
+# Many manifests
+
+
+@observer("manifests.schema", when=_is_bulk)
+def _(exchange: Exchange) -> str | None:
+    return _words((violation for violation in _broken(exchange) if not violation.fields_differ), "RolloutManifests")
+
+
+@observer("manifests.partition", when=_is_bulk)
+def _(exchange: Exchange) -> str | None:
+    asked = list(dict.fromkeys(json.loads(exchange.request.body or b"{}")["rollout_ids"]))
+    manifests = [manifest.get("rollout_id") for manifest in _rows(exchange, "manifests") if isinstance(manifest, dict)]
+    lists = (manifests, _rows(exchange, "retired"), _rows(exchange, "remaining"))
+    in_order = all([name for name in asked if name in named] == named for named in lists)
+    if not in_order or sorted(asked) != sorted(str(name) for named in lists for name in named):
+        return "each id of the request once, in one of the three lists, in the order of the request"
     return None

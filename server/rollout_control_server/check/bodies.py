@@ -7,12 +7,12 @@ from typing import Final
 from rollout_control_spec import MAX_LEDGER_BATCH
 
 from rollout_control_server.check.examination import (
+    BATCH_OPERATIONS,
     JSON,
-    REMOVALS,
     Examination,
+    batch_path,
     check,
     manifest_path,
-    removal_path,
 )
 from rollout_control_server.check.wire import Request
 
@@ -32,7 +32,7 @@ def _each(server: Examination, bodies: Iterable[bytes], status: int, because: st
 
 
 def _present(server: Examination) -> Iterator[str]:
-    return (operation for operation in REMOVALS if operation in server.present)
+    return (operation for operation in BATCH_OPERATIONS if operation in server.present)
 
 
 def _batch(*rollout_ids: object) -> bytes:
@@ -61,7 +61,9 @@ def _(server: Examination) -> None:
 def _(server: Examination) -> None:
     rollout_id = f"{server.prefix}{ALPHABET}"
     server.touched[rollout_id] = None
-    server.remove("delete", [rollout_id, _longest_id(server), server.new_id("..")], because="the rollout ids are valid")
+    server.send_batch(
+        "delete", [rollout_id, _longest_id(server), server.new_id("..")], because="the rollout ids are valid"
+    )
 
 
 @check("ids.invalid-in-path")
@@ -136,7 +138,7 @@ def _(server: Examination) -> None:
 def _(server: Examination) -> None:
     for operation in _present(server):
         request = Request(
-            "POST", removal_path(operation), server.credentials, (("Content-Type", "text/plain"),), withheld=100
+            "POST", batch_path(operation), server.credentials, (("Content-Type", "text/plain"),), withheld=100
         )
         server.ask(request, 415, because="the media type is decided before the body is read")
 
@@ -206,7 +208,7 @@ def _(server: Examination) -> None:
 
 @check("bodies.most-ids")
 def _(server: Examination) -> None:
-    server.remove("delete", _many(server, MAX_LEDGER_BATCH), because=f"a batch may have {MAX_LEDGER_BATCH} ids")
+    server.send_batch("delete", _many(server, MAX_LEDGER_BATCH), because=f"a batch may have {MAX_LEDGER_BATCH} ids")
 
 
 # The order of decisions

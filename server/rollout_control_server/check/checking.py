@@ -14,7 +14,7 @@ from rollout_control_server.samples import sample_commit
 
 __all__ = ["CHECKED_IDS", "Report", "check_server"]
 
-FIRST: Final = ("auth.accepted", "retire.offered", "delete.offered")
+FIRST: Final = ("auth.accepted", "retire.offered", "delete.offered", "manifests.offered")
 """What the other checks go by."""
 
 BY_EVERY_REQUEST: Final = ("http.answers", "errors.none-internal", "errors.documented")

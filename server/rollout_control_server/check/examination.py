@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from rollout_control_spec import CONTROL_ROUTE_PREFIX
 
 from rollout_control_server.check.recorder import Recorder, RecordingError, Row
-from rollout_control_server.check.requirements import A_REMOVAL, RECORDED_ID, RECORDER, requirements
+from rollout_control_server.check.requirements import A_BATCH_OPERATION, RECORDED_ID, RECORDER, requirements
 from rollout_control_server.check.wire import (
     OUT_OF_TIME,
     TOKEN_IN_SHELL,
@@ -23,6 +23,7 @@ from rollout_control_server.check.wire import (
 )
 
 __all__ = [
+    "BATCH_OPERATIONS",
     "CHECKS",
     "DOCUMENTED_STATUSES",
     "JSON",
@@ -33,14 +34,16 @@ __all__ = [
     "Outcome",
     "ShortfallError",
     "Verdict",
+    "batch_path",
     "check",
     "document_of",
     "manifest_path",
     "observer",
-    "removal_path",
 ]
 
 REMOVALS: Final = ("retire", "delete")
+BATCH_OPERATIONS: Final = (*REMOVALS, "manifests")
+"""The operations that take a LedgerBatchRequest, by the last segment of their path."""
 JSON: Final = (("Content-Type", "application/json"),)
 DOCUMENTED_STATUSES: Final = (200, 400, 401, 404, 405, 409, 410, 413, 415, 422, 500, 501, 503)
 HANGS_BEFORE_GIVING_UP: Final = 3
@@ -129,8 +132,8 @@ def manifest_path(rollout_id: str) -> str:
     return f"{CONTROL_ROUTE_PREFIX}/rollouts/{rollout_id}/manifest"
 
 
-def removal_path(operation: str) -> str:
-    """Returns the path of `retire` or `delete`."""
+def batch_path(operation: str) -> str:
+    """Returns the path of an operation that takes a batch."""
     return f"{CONTROL_ROUTE_PREFIX}/rollouts/{operation}"
 
 
@@ -153,7 +156,7 @@ class Examination:
         recorded_id: A rollout that has rows, and is only read.
         prefix: What every id begins with that the check removes or records.
         outcomes: What became of each requirement so far.
-        present: The removals whose path the server has.
+        present: The batch operations whose path the server has.
         touched: The ids that may have rows or a fence because of the check.
     """
 
@@ -225,8 +228,8 @@ class Examination:
             Request("GET", manifest_path(rollout_id), self.credentials), *(expected or (200,)), because=because
         )
 
-    def remove(self, operation: str, rollout_ids: list[str], *expected: int, because: str = "") -> Exchange:
-        """Retires or deletes."""
+    def send_batch(self, operation: str, rollout_ids: list[str], *expected: int, because: str = "") -> Exchange:
+        """Sends ids to an operation that takes a batch."""
         return self.post(
             operation, json.dumps({"rollout_ids": rollout_ids}).encode(), *(expected or (200,)), because=because
         )
@@ -240,7 +243,7 @@ class Examination:
         because: str = "",
     ) -> Exchange:
         """Sends any body to retire or delete."""
-        request = Request("POST", removal_path(operation), self.credentials, headers, body)
+        request = Request("POST", batch_path(operation), self.credentials, headers, body)
         return self.ask(request, *expected, because=because)
 
     def record(self, rollout_id: str, rows: list[Row]) -> None:
@@ -290,7 +293,7 @@ class Examination:
             batch = left[start : start + CLEANUP_BATCH]
             body = json.dumps({"rollout_ids": batch}).encode()
             try:
-                exchange = self.wire.exchange(Request("POST", removal_path("delete"), self.credentials, JSON, body))
+                exchange = self.wire.exchange(Request("POST", batch_path("delete"), self.credentials, JSON, body))
             except UnreachableError as error:
                 return f"could not delete the ids that begin with {self.prefix}: {error}"
             if exchange.answer is None or exchange.answer.status != 200:
@@ -319,9 +322,9 @@ class Examination:
             elif need == RECORDED_ID:
                 if self.recorder is None and self.recorded_id is None:
                     return "rows can only be written inside the server: give --record-command or --recorded-id"
-            elif need == A_REMOVAL:
+            elif need == A_BATCH_OPERATION:
                 if not self.present:
-                    return "the server has neither retire nor delete"
+                    return "the server has no operation that takes a batch"
             else:
                 self.examine(need)
                 outcome = self.outcomes[need]

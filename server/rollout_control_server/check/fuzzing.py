@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from rollout_control_server.check.examination import REMOVALS, Examination
+from rollout_control_server.check.examination import Examination
 from rollout_control_server.check.wire import TOKEN_IN_SHELL, Answer, Credentials, Exchange, Request
 from rollout_control_server.serving import AUTH_TOKEN_VARIABLE
 
@@ -25,9 +25,20 @@ CONFIG: Final = "schemathesis.toml"
 FINDINGS_VARIABLE: Final = "ROLLOUT_CONTROL_CHECK_FINDINGS"
 PREFIX_VARIABLE: Final = "ROLLOUT_CONTROL_CHECK_PREFIX"
 HOOKS: Final = "rollout_control_server.check.schemathesis_hooks"
-OPERATION_IDS: Final = {"retire": "retireRollouts", "delete": "deleteRollouts"}
+OPERATION_IDS: Final = {
+    "retire": "retireRollouts",
+    "delete": "deleteRollouts",
+    "manifests": "getRolloutManifests",
+}
 
 BY_STATUS: Final = {401: "auth.challenge", 405: "methods.allow", 503: "errors.retry-after"}
+
+SCHEMA_REQUIREMENT: Final = {
+    "manifest": "manifest.schema",
+    "manifests": "manifests.schema",
+    "retire": "removal.schema",
+    "delete": "removal.schema",
+}
 
 REQUIREMENT_OF: Final = {
     "not_a_server_error": "errors.none-internal",
@@ -104,7 +115,7 @@ class Fuzzing:
         if self.seed is not None:
             config = config.replace("deterministic = true", "deterministic = false")
         Path(folder, CONFIG).write_text(config)
-        missing = [OPERATION_IDS[operation] for operation in REMOVALS if operation not in server.present]
+        missing = [operation_id for operation, operation_id in OPERATION_IDS.items() if operation not in server.present]
         return [
             *(sys.executable, "-m", "schemathesis.cli", "--config-file", CONFIG, "run", str(spec)),
             *("--url", server.wire.base_url),
@@ -125,11 +136,12 @@ def _shortfall_of(found: dict[str, Any], server: Examination) -> tuple[str, str,
     expected = f"{found['title']}: {found['message']}".replace("\n", " ")
     succeeded = answer.status == 200
     reads = exchange.request.method == "GET"
+    path = exchange.request.path
     match found["check"]:
         case "content_type_conformance" if succeeded:
             requirement_id = "success.media-type"
         case "response_schema_conformance" if succeeded:
-            requirement_id = "manifest.schema" if reads else "removal.schema"
+            requirement_id = SCHEMA_REQUIREMENT[path.rpartition("/")[2]]
         case "response_headers_conformance":
             requirement_id = BY_STATUS.get(answer.status, requirement_id)
         case "negative_data_rejection" if reads:

@@ -177,7 +177,7 @@ def _(server: Examination) -> None:
     kinds = {server.new_id("retired"): "though it never recorded a call"}
     if server.recorder is not None:
         kinds[_recorded(server, "retired")] = "and its rows are gone"
-    server.remove("retire", list(kinds))
+    server.send_batch("retire", list(kinds))
     for rollout_id, kind in kinds.items():
         for _attempt in range(2):
             server.manifest(rollout_id, 410, because=f"the rollout is retired, {kind}")
@@ -186,22 +186,22 @@ def _(server: Examination) -> None:
 @check("retire.absent")
 def _(server: Examination) -> None:
     rollout_id = server.new_id("retired")
-    exchange = server.remove("retire", [rollout_id])
+    exchange = server.send_batch("retire", [rollout_id])
     _expect_named(exchange, "absent", [rollout_id], "the rollout never recorded a call")
 
 
 @check("retire.repeated")
 def _(server: Examination) -> None:
     rollout_id = server.new_id("retired")
-    server.remove("retire", [rollout_id])
-    exchange = server.remove("retire", [rollout_id], because="repeating the request is safe")
+    server.send_batch("retire", [rollout_id])
+    exchange = server.send_batch("retire", [rollout_id], because="repeating the request is safe")
     _expect_named(exchange, "absent", [rollout_id], "the rollout is fenced already")
 
 
 @check("retire.whole-batch")
 def _(server: Examination) -> None:
     batch = [server.new_id("batch") for _ in range(5)]
-    server.remove("retire", batch)
+    server.send_batch("retire", batch)
     came = {}
     for rollout_id in batch:
         came[rollout_id] = server.manifest(rollout_id, 200, 410)
@@ -215,14 +215,14 @@ def _(server: Examination) -> None:
 def _(server: Examination) -> None:
     rollout_id = server.new_id("retired")
     others = [f"{rollout_id}0", rollout_id[:-1], rollout_id.upper(), f"{rollout_id}.", server.new_id()]
-    server.remove("retire", [rollout_id])
+    server.send_batch("retire", [rollout_id])
     for other in others:
         server.manifest(other, because=f"another rollout, {rollout_id}, was retired")
 
 
 def _change_nothing(server: Examination, operation: str, batch: list[str]) -> None:
     """Sends a batch with an invalid id, which is to be refused whole."""
-    exchange = server.remove(operation, batch, 200, 400, 422, 500)
+    exchange = server.send_batch(operation, batch, 200, 400, 422, 500)
     if exchange.answer is not None and exchange.answer.status == 200:
         raise NotCheckedError("the server takes an invalid id: see ids.anywhere-in-batch")
 
@@ -238,7 +238,7 @@ def _(server: Examination) -> None:
 @check("delete.bad-batch")
 def _(server: Examination) -> None:
     before, after = server.new_id("batch"), server.new_id("batch")
-    server.remove("retire", [before, after])
+    server.send_batch("retire", [before, after])
     fenced = [server.manifest(rollout_id, 200, 410) for rollout_id in (before, after)]
     if any(exchange.answer is None or exchange.answer.status != 410 for exchange in fenced):
         raise NotCheckedError("retire leaves no fence that a delete could lift: see retire.gone")
@@ -251,15 +251,15 @@ def _(server: Examination) -> None:
 def _(server: Examination) -> None:
     rollout_id = _recorded(server, "rows")
     never = server.new_id("never")
-    exchange = server.remove("retire", [never, rollout_id])
+    exchange = server.send_batch("retire", [never, rollout_id])
     _expect_named(exchange, "removed", [rollout_id], "the rollout had rows")
 
 
 @check("retire.removed-once")
 def _(server: Examination) -> None:
     rollout_id = _recorded(server, "rows")
-    server.remove("retire", [rollout_id])
-    exchange = server.remove("retire", [rollout_id])
+    server.send_batch("retire", [rollout_id])
+    exchange = server.send_batch("retire", [rollout_id])
     _expect_named(exchange, "absent", [rollout_id], "the rollout is fenced, its rows were removed before")
 
 
@@ -268,11 +268,11 @@ def _(server: Examination) -> None:
     rollout_id = server.new_id("late")
     commits = sample_conversation(rollout_id, 3)
     server.record(rollout_id, [record_row(commit) for commit in commits[:2]])
-    server.remove("retire", [rollout_id])
+    server.send_batch("retire", [rollout_id])
     server.record(rollout_id, [record_row(commit) for commit in commits])
     server.record(rollout_id, [failure_row("late", "worker_capture_failed")])
     server.manifest(rollout_id, 410, because="the rollout is retired, and a late write is discarded")
-    exchange = server.remove("retire", [rollout_id])
+    exchange = server.send_batch("retire", [rollout_id])
     _expect_named(exchange, "absent", [rollout_id], "late writes to a retired rollout are discarded")
 
 
@@ -280,14 +280,14 @@ def _(server: Examination) -> None:
 def _(server: Examination) -> None:
     rollout_id = server.new_id("failed")
     server.record(rollout_id, [failure_row("failed", "worker_capture_failed")])
-    exchange = server.remove("retire", [rollout_id])
+    exchange = server.send_batch("retire", [rollout_id])
     _expect_named(exchange, "removed", [rollout_id], "the rollout had a failure row")
 
 
 @check("removal.duplicates")
 def _(server: Examination) -> None:
     one, two, three = (server.new_id("twice") for _ in range(3))
-    exchange = server.remove("delete", [two, one, two, three, one, two])
+    exchange = server.send_batch("delete", [two, one, two, three, one, two])
     named = _names(exchange, "removed") + _names(exchange, "absent")
     _expect(named == [two, one, three], f"absent: {two}, {one}, {three}, each once", exchange)
 
@@ -298,7 +298,7 @@ def _(server: Examination) -> None:
 @check("delete.absent")
 def _(server: Examination) -> None:
     rollout_id = server.new_id("deleted")
-    exchange = server.remove("delete", [rollout_id])
+    exchange = server.send_batch("delete", [rollout_id])
     _expect_named(exchange, "absent", [rollout_id], "the rollout never recorded a call")
     _expect_empty(server, rollout_id, "there was nothing to delete")
 
@@ -306,32 +306,32 @@ def _(server: Examination) -> None:
 @check("delete.lifts-fence")
 def _(server: Examination) -> None:
     rollout_id = server.new_id("lifted")
-    server.remove("retire", [rollout_id])
-    server.remove("delete", [rollout_id])
+    server.send_batch("retire", [rollout_id])
+    server.send_batch("delete", [rollout_id])
     _expect_empty(server, rollout_id, "the fence is lifted")
 
 
 @check("delete.fence-is-absent")
 def _(server: Examination) -> None:
     rollout_id = server.new_id("lifted")
-    server.remove("retire", [rollout_id])
-    exchange = server.remove("delete", [rollout_id])
+    server.send_batch("retire", [rollout_id])
+    exchange = server.send_batch("delete", [rollout_id])
     _expect_named(exchange, "absent", [rollout_id], "the rollout was fenced and had no rows")
 
 
 @check("delete.removed")
 def _(server: Examination) -> None:
     rollout_id = _recorded(server, "rows")
-    exchange = server.remove("delete", [rollout_id])
+    exchange = server.send_batch("delete", [rollout_id])
     _expect_named(exchange, "removed", [rollout_id], "the rollout had rows")
 
 
 @check("delete.rows-gone")
 def _(server: Examination) -> None:
     rollout_id = _recorded(server, "rows")
-    server.remove("delete", [rollout_id])
+    server.send_batch("delete", [rollout_id])
     _expect_empty(server, rollout_id, "the rollout was deleted")
-    exchange = server.remove("delete", [rollout_id])
+    exchange = server.send_batch("delete", [rollout_id])
     _expect_named(exchange, "absent", [rollout_id], "its rows were deleted before")
 
 
@@ -346,13 +346,64 @@ def _expect_only(server: Examination, rollout_id: str, call_id: str) -> None:
 def _(server: Examination) -> None:
     rollout_id = server.new_id("again")
     server.record(rollout_id, [record_row(sample_commit(rollout_id, "old")), failure_row("old-failed", "x")])
-    server.remove("delete", [rollout_id])
+    server.send_batch("delete", [rollout_id])
     _expect_only(server, rollout_id, "new")
 
 
 @check("delete.after-retire-starts-new")
 def _(server: Examination) -> None:
     rollout_id = _recorded(server, "again")
-    server.remove("retire", [rollout_id])
-    server.remove("delete", [rollout_id])
+    server.send_batch("retire", [rollout_id])
+    server.send_batch("delete", [rollout_id])
     _expect_only(server, rollout_id, "new")
+
+
+# Many manifests
+
+
+def _bulk(server: Examination, rollout_ids: list[str]) -> tuple[dict[str, Any], Exchange]:
+    exchange = server.send_batch("manifests", rollout_ids)
+    document = document_of(exchange)
+    if not isinstance(document, dict):
+        raise ShortfallError("RolloutManifests as JSON", exchange)
+    return document, exchange
+
+
+@check("manifests.same-as-single")
+def _(server: Examination) -> None:
+    rollout_ids = [server.new_id("bulk"), server.new_id("bulk")]
+    if server.recorder is not None:
+        rollout_ids.insert(1, _recorded(server, "bulk"))
+    document, exchange = _bulk(server, rollout_ids)
+    for manifest in _rows(document, "manifests"):
+        single, _exchange = _manifest(server, str(manifest.get("rollout_id")))
+        _expect(manifest == single, "the same manifest as that of its own", exchange)
+
+
+@check("manifests.retired")
+def _(server: Examination) -> None:
+    retired, other = server.new_id("bulk"), server.new_id("bulk")
+    server.send_batch("retire", [retired])
+    single = server.manifest(retired, 200, 404, 410).answer
+    if single is None or single.status != 410:
+        raise NotCheckedError("retire leaves no fence: see retire.gone")
+    document, exchange = _bulk(server, [retired, other])
+    _expect(document.get("retired") == [retired], f"retired: {retired}", exchange)
+
+
+@check("manifests.progress")
+def _(server: Examination) -> None:
+    remaining = [server.new_id("bulk") for _ in range(5)]
+    while remaining:
+        document, exchange = _bulk(server, remaining)
+        left = document.get("remaining")
+        _expect(isinstance(left, list) and len(left) < len(remaining), "fewer ids in remaining than asked", exchange)
+        remaining = [str(name) for name in left or []]
+
+
+@check("manifests.changes-nothing")
+def _(server: Examination) -> None:
+    rollout_ids = [_recorded(server, "bulk") if server.recorder else server.new_id("bulk"), server.new_id("bulk")]
+    first, _exchange = _bulk(server, rollout_ids)
+    again, exchange = _bulk(server, rollout_ids)
+    _expect(first == again, "the same manifests as a moment before", exchange)

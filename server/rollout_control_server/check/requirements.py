@@ -7,7 +7,7 @@ from typing import Final
 
 import yaml
 
-__all__ = ["A_REMOVAL", "RECORDED_ID", "RECORDER", "Requirement", "requirements"]
+__all__ = ["A_BATCH_OPERATION", "RECORDED_ID", "RECORDER", "Requirement", "requirements"]
 
 RECORDER: Final = "recorder"
 """In `needs`: somebody who writes rows, since the protocol has no operation for it."""
@@ -15,8 +15,8 @@ RECORDER: Final = "recorder"
 RECORDED_ID: Final = "recorder or recorded id"
 """In `needs`: a rollout that has rows, written by us or by somebody before."""
 
-A_REMOVAL: Final = "a removal"
-"""In `needs`: a server that has the path of retire or of delete, whether or not its ledger can do it."""
+A_BATCH_OPERATION: Final = "a batch operation"
+"""In `needs`: a server that has the path of an operation that takes a batch, whether or not its ledger can do it."""
 
 SPEC: Final = "openapi.yaml"
 
