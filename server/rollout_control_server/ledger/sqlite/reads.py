@@ -15,9 +15,11 @@ from rollout_control_server.ledger.sqlite.rows import (
     LongReadError,
     chain_of,
     find_calls,
+    lost_rows,
     parent_key,
     stored_commit,
 )
+from rollout_control_server.ledger.sqlite.schema import SEQ_BITS
 
 __all__ = ["find_parent", "has_rows", "manifest", "manifests"]
 
@@ -28,7 +30,7 @@ _EMPTY_MANIFEST_BYTES: Final = len(join_manifest("", (), ()))
 # more than so many; then none is read.
 _MANIFEST: Final = """
   SELECT
-    count(*), generation, max(call_rowid),
+    count(rollout_id), generation, count(call_rowid), max(call_rowid),
     CAST(group_concat(json, ',') FILTER (WHERE failed IS NULL) AS BLOB),
     CAST(group_concat(json, ',') FILTER (WHERE failed IS NOT NULL) AS BLOB)
   FROM rollout LEFT JOIN call ON call_rowid BETWEEN generation << 24 AND iif(
@@ -40,7 +42,9 @@ _MANIFEST: Final = """
 # An outer join is never reordered, so that the rows of each id come together, in the ids' order and then in their own.
 # Sorting them would need all of them in memory.
 _MANIFESTS: Final = """
-  SELECT wanted.value, rollout.rollout_id IS NOT NULL, rollout.generation, call.failed, CAST(call.json AS BLOB)
+  SELECT
+    wanted.value, rollout.rollout_id IS NOT NULL, rollout.generation,
+    call.call_rowid, call.failed, CAST(call.json AS BLOB)
   FROM json_each(?) AS wanted LEFT JOIN rollout ON rollout.rollout_id = wanted.value
   LEFT JOIN call ON call.call_rowid BETWEEN rollout.generation << 24 AND rollout.generation << 24 | 16777215
 """
@@ -50,32 +54,41 @@ def manifest(connection: sqlite3.Connection, rollout_id: str, at_most: int) -> b
     """Returns the manifest of a rollout of at most so many rows.
 
     Raises:
+        LedgerCorruptError: Some of its rows are lost.
         LongReadError: It has more rows.
         RolloutRetiredError: The rollout is fenced.
     """
-    known, generation, last_row, records, failures = connection.execute(
+    known, generation, rows, last_row, records, failures = connection.execute(
         _MANIFEST, (rollout_id, at_most if at_most <= SEQ_MASK else None)
     ).fetchone()
     if known and generation is None:
         raise RolloutRetiredError(rollout_id)
-    if known and last_row is None:
+    if known and last_row is None and at_most <= SEQ_MASK:
         raise LongReadError
+    if known and (last_row is None or rows != (last_row & SEQ_MASK) + 1):
+        raise lost_rows(rollout_id)
     return join_manifest(rollout_id, [records] if records else [], [failures] if failures else [])
 
 
 def manifests(connection: sqlite3.Connection, rollout_ids: list[str], max_bytes: int) -> ManifestsRead:
-    """Returns the manifests of rollouts, as `CaptureLedger.manifests` promises them, by one statement."""
+    """Returns the manifests of rollouts, as `CaptureLedger.manifests` promises them, by one statement.
+
+    Raises:
+        LedgerCorruptError: Some rows of a rollout are lost.
+    """
     read = ManifestsRead([], [], [])
     size = 0
     cursor = connection.execute(_MANIFESTS, (msgspec.json.encode(rollout_ids).decode(),))
     for index, (rollout_id, rows) in enumerate(groupby(cursor, key=itemgetter(0))):
         records: list[bytes] = []
         failures: list[bytes] = []
-        for _, known, generation, failed, json in rows:
+        for seq, (_, known, generation, call_rowid, failed, json) in enumerate(rows):
             if known and generation is None:
                 read.retired.append(rollout_id)
                 break
             if generation is not None:
+                if call_rowid != generation << SEQ_BITS | seq:
+                    raise lost_rows(rollout_id)
                 (failures if failed else records).append(json)
                 size += len(json) + 1
             if size + _EMPTY_MANIFEST_BYTES + len(rollout_id) > max_bytes and index > 0:

@@ -21,6 +21,7 @@ __all__ = [
     "call_key",
     "chain_of",
     "find_calls",
+    "lost_rows",
     "pack_lookup",
     "parent_key",
     "stored_commit",
@@ -38,6 +39,11 @@ KnownChain = Callable[[int, str], tuple[int, tuple[str, ...]] | None]
 
 class LongReadError(Exception):
     """A reading takes more rows than it may."""
+
+
+def lost_rows(rollout_id: str) -> LedgerCorruptError:
+    """Returns the error for a rollout whose rows are not all there: they are numbered from 0 on, without gaps."""
+    return LedgerCorruptError(f"rollout {rollout_id!r} of the ledger has lost rows")
 
 
 class RecordKeys(msgspec.Struct):

@@ -15,6 +15,7 @@ from rollout_control_server.ledger.sqlite.rows import (
     call_key,
     chain_of,
     find_calls,
+    lost_rows,
     pack_lookup,
     parent_key,
 )
@@ -199,7 +200,7 @@ class WriteTransaction:
             (base, base | SEQ_MASK),
         ).fetchone()
         if last is None:
-            raise LedgerCorruptError(f"rollout {rollout_id!r} of the ledger has lost its rows")
+            raise lost_rows(rollout_id)
         state = self._states[rollout_id] = RolloutState(found[0], (last[0] & SEQ_MASK) + 1)
         return state
 
