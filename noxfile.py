@@ -99,7 +99,7 @@ def install_gym(session: nox.Session) -> None:
     """Installs the released nemo-gym, and the built wheel beside it."""
     if GYM_PYTHON is None:
         session.skip("there is no Python 3.13 here, which nemo-gym needs: NOTHING WAS RUN AGAINST IT")
-    install_wheel(session, "server", "postgres", groups=("test", "gym"))
+    install_wheel(session, "server", "postgres", "check", groups=("test", "gym"))
     # It asks for 3.13.14 and for what no model server loads (mlflow, datasets, wandb); group `gym` is what one does.
     session.install("--ignore-requires-python", "--no-deps", NEMO_GYM, "ray>=2.58")
 

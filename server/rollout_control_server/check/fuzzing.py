@@ -84,6 +84,8 @@ class Fuzzing:
             command = self._command(server, Path(folder), spec / "openapi.yaml")
             environment = {
                 **os.environ,
+                # A relative entry would mean another folder there.
+                "PYTHONPATH": os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry),
                 "SCHEMATHESIS_HOOKS": HOOKS,
                 FINDINGS_VARIABLE: str(findings),
                 PREFIX_VARIABLE: server.prefix,

@@ -1,0 +1,63 @@
+"""The contract check against the released Gym's own control routes, on Gym's own ledger."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from nemo_gym.token_id_capture.control_routes import install_rollout_control_routes
+from nemo_gym.token_id_capture.lineage import FileLineageStore
+from peer_vectors import rollout_of, write_into_gyms
+from rollout_control_server.check.checking import Report, check_server
+from rollout_control_server.check.examination import Verdict
+from rollout_control_server.check.fuzzing import Fuzzing
+from served import TOKEN, serving
+
+CASE = "mixed"
+
+# What nemo-gym 0.7.0 does otherwise than the contract, and the status that shows it.
+DEPARTURES = {
+    "retire.offered": "404",
+    "delete.offered": "404",
+    "auth.not-ascii": "500",
+    "auth.challenge": "401",
+    "auth.before-path": "404",
+    "auth.before-all-else": "405",
+    # Its store makes a file's name of an id, and adds to it.
+    "ids.valid": "500",
+    "ids.too-long": "500",
+    "ids.dot-segments": "200",
+    "errors.media-type": "401",
+    "errors.members": "401",
+    "errors.none-internal": "500",
+}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    store = FileLineageStore(tmp_path_factory.mktemp("gym"))
+    asyncio.run(write_into_gyms(store, CASE))
+    app = FastAPI()
+    install_rollout_control_routes(app, store, auth_token=TOKEN)
+    with serving(app) as base_url:
+        return check_server(base_url, TOKEN, recorded_id=rollout_of(CASE), fuzzing=Fuzzing(10))
+
+
+def test_it_says_where_gym_departs_from_the_contract(report: Report) -> None:
+    departures = {name: one.came[:3] for name, one in report.outcomes.items() if one.verdict is Verdict.BROKEN}
+    assert departures == DEPARTURES
+
+
+def test_it_ends_by_itself_and_says_what_it_could_not_check(report: Report) -> None:
+    assert report.complete
+    assert report.falls_short
+    unchecked = {name: one.why for name, one in report.outcomes.items() if one.verdict is Verdict.NOT_CHECKED}
+    assert unchecked["retire.gone"] == "needs retire.offered, which is broken"
+    assert unchecked["delete.absent"] == "needs delete.offered, which is broken"
+    assert "--record-command" in unchecked["manifest.records"]
+    assert unchecked["manifests.offered"] == "an optional operation, which this server does not have"
+
+
+def test_gyms_rows_are_those_of_the_contract(report: Report) -> None:
+    holding = {name for name, one in report.outcomes.items() if one.verdict is Verdict.HOLDS}
+    assert {"records.schema", "records.sums", "failures.schema", "manifest.not-empty", "success.exact-fields"} <= holding
