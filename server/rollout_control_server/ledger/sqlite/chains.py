@@ -6,7 +6,7 @@ from typing import Final
 
 __all__ = ["ChainCache"]
 
-_MAX_CHAINS: Final = 4096
+_MAX_CHAINS: Final = 2048
 _MAX_KEYS: Final = 131_072
 
 

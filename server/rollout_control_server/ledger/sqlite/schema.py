@@ -87,7 +87,7 @@ def connect(path: Path, *, create: bool = False, busy_timeout_s: float) -> sqlit
         connection.execute("PRAGMA secure_delete = OFF")
         # SQLite's authors advise against memory-mapped files where other processes write.
         connection.execute("PRAGMA mmap_size = 0")
-        connection.execute("PRAGMA cache_size = -4000")  # KiB
+        connection.execute("PRAGMA cache_size = -2000")  # KiB
     except BaseException:
         connection.close()
         raise

@@ -26,7 +26,7 @@ __all__ = ["FencesSeen", "RolloutStates", "WriteTransaction"]
 
 _ENCODER: Final = msgspec.json.Encoder()
 
-_MAX_KNOWN_ROLLOUTS: Final = 8192
+_MAX_KNOWN_ROLLOUTS: Final = 4096
 
 
 class RolloutState:
