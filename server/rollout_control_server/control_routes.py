@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
-from litestar import Litestar, Request, asgi, get, post
+from litestar import Litestar, Request, asgi, post
 from litestar.connection import ASGIConnection
-from litestar.enums import MediaType, ScopeType
+from litestar.enums import ScopeType
 from litestar.exceptions import InternalServerException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.types import ASGIApp, Receive, Scope, Send
@@ -52,7 +52,7 @@ BODY_LIMIT: Final = 8 * 2**20
 DEFAULT_ANSWER_LIMIT: Final = 4 * 2**20
 """Bytes of manifests in one bulk answer: some hundreds of usual rollouts, and little beside what a server needs."""
 
-_BATCH_OPERATIONS: Final = ("manifests", "retire", "delete")
+_MANIFEST_PATH: Final = re.compile("/rollouts/([^/]+)/manifest")
 _BATCH_DECODER: Final = msgspec.json.Decoder(LedgerBatchRequest)
 
 
@@ -136,8 +136,9 @@ def control_application(
 ) -> ASGIApp:
     """Returns the ASGI application that answers everything below the prefix, wherever it is mounted.
 
-    It makes the first decision of the spec's order, authentication, on the bare request, and hands the rest to an
-    inner Litestar application that sees nothing but method, path and the headers that describe the body.
+    It makes the first decision of the spec's order, authentication, on the bare request. A manifest, which a trainer
+    reads once for each rollout, it answers by itself: that takes a tenth of the time that routing it would. The rest it
+    hands to an inner Litestar application that sees nothing but method, path and the headers that describe the body.
 
     Raises:
         TypeError: The token is no string.
@@ -155,6 +156,9 @@ def control_application(
         try:
             token.check(scope["headers"])
             path = _path_below_prefix(scope)
+            if asked_for := _MANIFEST_PATH.fullmatch(path):
+                await _json(await _manifest(ledger, scope["method"], asked_for[1]))(scope, receive, send)
+                return
         except RequestRefusedError as refusal:
             await problem_response(refusal)(scope, receive, send)
             return
@@ -192,21 +196,18 @@ def _path_below_prefix(scope: Scope) -> str:
     return unquote(path) or "/"
 
 
-def _routes(ledger: Any, refuse_removal: RefuseRemoval | None, answer_limit: int) -> Litestar:
-    """Returns the Litestar application of the operations, with paths relative to the prefix."""
+async def _manifest(ledger: Any, method: str, rollout_id: str) -> bytes:
+    if method != "GET":
+        raise RequestRefusedError(ProblemKind.METHOD_NOT_ALLOWED, "this path takes GET", {"Allow": "GET"})
+    _valid(validate_rollout_id, rollout_id)
+    try:
+        return encoded(await ledger.manifest(rollout_id))
+    except Exception as error:
+        raise told(error, f"manifest of rollout {rollout_id!r}") from error
 
-    # Litestar prefers a fixed segment to a parameter and never turns back, so that rollouts with the name of an
-    # operation would have no manifest.
-    @get(
-        ["/rollouts/{rollout_id:str}/manifest", *(f"/rollouts/{name}/manifest" for name in _BATCH_OPERATIONS)],
-        media_type=MediaType.JSON,
-    )
-    async def manifest(scope: Scope) -> ASGIApp:
-        rollout_id = _valid(validate_rollout_id, scope["path"].split("/")[2])
-        try:
-            return _json(encoded(await ledger.manifest(rollout_id)))
-        except Exception as error:
-            raise told(error, f"manifest of rollout {rollout_id!r}") from error
+
+def _routes(ledger: Any, refuse_removal: RefuseRemoval | None, answer_limit: int) -> Litestar:
+    """Returns the Litestar application of the operations on a batch, with paths relative to the prefix."""
 
     @post("/rollouts/manifests", guards=[_check_media_type], status_code=200)
     async def manifests(request: Request[Any, Any, Any]) -> ASGIApp:
@@ -238,7 +239,7 @@ def _routes(ledger: Any, refuse_removal: RefuseRemoval | None, answer_limit: int
         return await remove("delete", request)
 
     return Litestar(
-        [manifest, manifests, retire, delete],
+        [manifests, retire, delete],
         debug=False,
         openapi_config=None,
         # Otherwise Litestar replaces the root logger's handlers, which are the host's.
@@ -323,7 +324,7 @@ def _removal_of(answer: Any) -> RolloutRemoval:
 
 
 def _json(body: bytes) -> ASGIApp:
-    """Returns an answer of these bytes. Litestar's own Response takes longer than to read a short manifest does."""
+    """Returns an answer of these bytes."""
 
     async def answer(_: Scope, __: Receive, send: Send) -> None:
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
