@@ -1,4 +1,4 @@
-"""The client: manifests one by one, in bulk, and decoding one. Every client asks the same server, which is ours."""
+"""The client: manifests one by one, in bulk, and decoding one. Each client asks its own side's server."""
 
 import asyncio
 import json
@@ -30,28 +30,37 @@ def run(folder: Path) -> PartReport:
     rollouts = sample_rollouts("r", COUNT, CALLS)
     long = sample_rollouts("long", 1, 100)
     prepare(folder, rollouts | long)
-    with serving("ours", folder) as server:
-        clients = Clients(server.base_url, rollouts)
+    with serving("ours", folder) as our_server, serving("peer", folder) as peer_server:
+        clients = Clients(our_server.base_url, rollouts)
+        peer_clients = Clients(peer_server.base_url, rollouts)
+        pids = [our_server.pid, peer_server.pid]
         one_by_one = alternate(
             {
                 "ours": lambda: clients.seconds(clients.ours_one_by_one),
-                "peer": lambda: clients.seconds(clients.peer_one_by_one),
+                "peer": lambda: clients.seconds(peer_clients.peer_one_by_one),
                 "limit": lambda: clients.seconds(clients.bare_one_by_one),
             },
             rounds=5,
-            pids=[server.pid],
+            pids=pids,
+        )
+        on_our_server = alternate(
+            {
+                "ours": lambda: clients.seconds(clients.ours_one_by_one),
+                "peer": lambda: clients.seconds(clients.peer_one_by_one),
+            },
+            rounds=3,
+            pids=pids,
         )
         in_bulk = alternate(
             {
                 "ours": lambda: clients.seconds(clients.ours_in_bulk),
-                "peer": lambda: clients.seconds(clients.peer_at_once),
+                "peer": lambda: clients.seconds(peer_clients.peer_at_once),
             },
             rounds=5,
-            pids=[server.pid],
+            pids=pids,
         )
-        body = httpx.get(
-            server.base_url + manifest_path("long-00000"), headers={"Authorization": AUTHORIZATION}
-        ).content
+        headers = {"Authorization": AUTHORIZATION}
+        body = httpx.get(our_server.base_url + manifest_path("long-00000"), headers=headers).content
     response = httpx.Response(200, content=body)
     decoding = alternate(
         {
@@ -65,6 +74,7 @@ def run(folder: Path) -> PartReport:
     return PartReport(
         [
             Result(f"{each}, one request each, in sequence", "s", one_by_one, goal, "bare httpx, nothing decoded"),
+            Result(f"{each}, likewise, the peer's client on our server too", "s", on_our_server, []),
             Result(
                 f"{each}, `manifests()`; the peer {PEER_AT_ONCE} at a time",
                 "s",

@@ -83,7 +83,7 @@ def _table(results: Sequence[Result]) -> list[str]:
     for result in results:
         cells = (
             *(result.work, _figure(result, "ours"), _figure(result, "peer"), _spread(result, "peer", "x")),
-            *(_goal(result), "reached" if result.reached else "**missed**"),
+            *(_goal(result), _verdict(result)),
             *(_figure(result, "limit"), _spread(result, "limit", "")),
         )
         lines.append(f"| {' | '.join(cells)} |")
@@ -108,6 +108,10 @@ def _spread(result: Result, than: str, unit: str) -> str:
 
 def _goal(result: Result) -> str:
     return ", ".join(criterion.text for criterion in result.goal)
+
+
+def _verdict(result: Result) -> str:
+    return "" if not result.goal else "reached" if result.reached else "MISSED"
 
 
 def _limits(results: Sequence[Result]) -> list[str]:

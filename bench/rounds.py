@@ -9,6 +9,10 @@ from dataclasses import dataclass
 DISTURBED_SHARE = 0.10
 """A round in which others used, or the hypervisor took, more than this share of one core is measured again."""
 
+_BEGUN = time.monotonic()
+_TIME_TO_REPEAT_S = 480
+"""Once a run is as old as this, no round is measured again, so that the whole stays under fifteen minutes."""
+
 
 class WrongAnswerError(RuntimeError):
     """Something that was measured answered wrong, so nothing of this run is reported."""
@@ -46,7 +50,7 @@ def alternate(
         for measure in measures.values():
             measure()
     done: list[Round] = []
-    while len(done) < rounds + again and sum(each.others_share <= DISTURBED_SHARE for each in done) < rounds:
+    while len(done) < rounds or _worth_another(done, rounds, again):
         before = _Used.now(pids)
         figures = {side: measure() for side, measure in measures.items()}
         done.append(Round(figures, before.others_share_since(_Used.now(pids))))
@@ -54,6 +58,11 @@ def alternate(
     kept = done[:rounds]
     disturbance.note(len(done) - len(kept), sum(each.others_share > DISTURBED_SHARE for each in kept), kept)
     return [each.figures for each in kept]
+
+
+def _worth_another(done: list[Round], rounds: int, again: int) -> bool:
+    undisturbed = sum(each.others_share <= DISTURBED_SHARE for each in done)
+    return undisturbed < rounds and len(done) < rounds + again and time.monotonic() < _BEGUN + _TIME_TO_REPEAT_S
 
 
 @dataclass

@@ -91,4 +91,16 @@ def unique_rollout_ids(rollout_ids: Sequence[str]) -> list[str]:
     """
     if isinstance(rollout_ids, str | bytes):
         raise TypeError(f"rollout_ids is a sequence of ids; wrap a single one in a list: [{rollout_ids!r:.80}]")
-    return list(dict.fromkeys(validate_rollout_id(rollout_id) for rollout_id in rollout_ids))
+    ids = list(rollout_ids)
+    if not _are_rollout_ids(ids):
+        for rollout_id in ids:
+            validate_rollout_id(rollout_id)
+    return list(dict.fromkeys(ids))
+
+
+def _are_rollout_ids(ids: list[str]) -> bool:
+    """Tells whether all of them are what `validate_rollout_id` returns, in half of its time."""
+    try:
+        return all(map(_ROLLOUT_ID.fullmatch, ids)) and _DOT_SEGMENTS.isdisjoint(ids)
+    except TypeError:
+        return False

@@ -29,8 +29,8 @@ class Reader:
     A manifest of 10 calls takes 20 us to read. To hand that to a thread and back takes 50 us more, and more again when
     another thread wants the interpreter. What is read was mostly written minutes ago, so it is in the page cache. So a
     reading of up to some hundred rows is made where it is asked for, which holds the event loop for as long as encoding
-    a response does. A longer one is made in a thread. When a short one took long, the disk is slow or the cache is
-    cold: then all readings go to the thread for a second.
+    a response does. A longer one is made in a thread. When two short ones running took long, the disk is slow or the
+    cache is cold: then all readings go to the thread for a second. (When one did, something else had the processor.)
 
     Args:
         file: The ledger's file.
@@ -42,6 +42,7 @@ class Reader:
         self._connection: Final = connection
         self._lock: Final = threading.Lock()
         self._slow_until = 0.0
+        self._last_was_slow = False
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sqlite-ledger-reader")
         self._thread_connection: sqlite3.Connection | None = None
 
@@ -60,8 +61,10 @@ class Reader:
                 pass
             finally:
                 ended = time.monotonic()
-                if ended - begun > _SLOW_READ_S:
+                slow = ended - begun > _SLOW_READ_S
+                if slow and self._last_was_slow:
                     self._slow_until = ended + _SLOW_TIME_S
+                self._last_was_slow = slow
         return await self.run_in_thread(read)
 
     async def run_in_thread(self, read: Callable[[sqlite3.Connection, int], _T]) -> _T:
