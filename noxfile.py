@@ -74,9 +74,9 @@ def bench_postgres(session: nox.Session) -> None:
 
 @nox.session
 def crash(session: nox.Session) -> None:
-    """Kill processes that use a ledger 200 times, and a PostgreSQL server 20 times; `tests` does a tenth of it."""
+    """Kill processes that use a ledger 200 times, a PostgreSQL server 20 times (`tests`: 20 and 3); needs strace."""
     install_wheel(session, "server", "postgres", groups=("test",))
-    tests = ["tests/ledger/test_crash.py", "tests/ledger/test_postgres_connection_loss.py"]
+    tests = [f"tests/ledger/test_{name}.py" for name in ("crash", "sqlite_trace", "postgres_connection_loss")]
     session.run("python", "-m", "pytest", *tests, *session.posargs, env={"LEDGER_KILLS": "200"})
 
 

@@ -1,4 +1,7 @@
-"""The order of system calls: a record is told as acknowledged only after the sync of the WAL that holds it."""
+"""The order of system calls: a record is told as acknowledged only after the sync of the WAL that holds it.
+
+Where strace is missing, `nox -s tests` skips this and says so, and `nox -s crash` fails.
+"""
 
 import os
 import re
@@ -39,11 +42,21 @@ WAL_SYNC = re.compile(r"(?:fsync|fdatasync)\(\d+<[^>]*-wal>.* = 0$|(?:fsync|fdat
 ACKNOWLEDGEMENT = re.compile(r'write\(2[<,].*"acknowledged c\d')
 
 
-def trace(path: Path, synchronous: str) -> list[str]:
-    """Returns the system calls of a process that records ten calls, in the order in which they were begun."""
+def find_strace() -> str | None:
+    """Returns where strace is, if it is installed and may trace: some containers forbid it."""
     strace = shutil.which("strace")
     if strace is None:
-        pytest.fail("this test traces system calls: install strace, with the package manager of your distribution")
+        return None
+    probe = subprocess.run([strace, "-o", os.devnull, sys.executable, "-c", ""], capture_output=True, check=False)
+    return strace if probe.returncode == 0 else None
+
+
+def trace(path: Path, synchronous: str) -> list[str]:
+    """Returns the system calls of a process that records ten calls, in the order in which they were begun."""
+    strace = find_strace()
+    if strace is None:
+        refuse = pytest.fail if "LEDGER_KILLS" in os.environ else pytest.skip
+        refuse("THE SYNC BEFORE AN ACKNOWLEDGEMENT WAS NOT CHECKED: install strace, and allow it to trace (ptrace)")
     log = path.with_suffix(".trace")
     tracer = (strace, "-f", "-y", "-s", "32", "-e", "trace=write,pwrite64,pwritev,fsync,fdatasync", "-o", log)
     subprocess.run(
