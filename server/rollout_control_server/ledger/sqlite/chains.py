@@ -7,7 +7,8 @@ from typing import Final
 __all__ = ["ChainCache"]
 
 _MAX_CHAINS: Final = 2048
-_MAX_KEYS: Final = 131_072
+_MAX_KEYS: Final = 524_288
+"""Of all chains together: two chains each of 256 rollouts that are a thousand calls deep, 4 MB of pointers."""
 
 
 class ChainCache:
