@@ -50,7 +50,9 @@ def test_a_killed_process_loses_nothing_that_was_acknowledged(ledger_url: str, t
         assert violations(events) == []
         if ledger_url.startswith("sqlite:"):
             check_file(Path(ledger_url.removeprefix("sqlite:///")))
-    assert {"record", "retire"} <= kinds_cut_short
+    # It was worth checking. Which of the two removals a few kills meet is left to chance.
+    assert "record" in kinds_cut_short
+    assert kinds_cut_short & {"retire", "delete"}
 
 
 async def has_other_clients(ledger_url: str) -> bool:
