@@ -5,9 +5,12 @@ has an answer to is a record, or the manifest has a failure row, or there is no 
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
+import sqlite3
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -221,6 +224,30 @@ async def test_a_worker_that_captured_nothing_is_told_of_after_an_outage(
     await generated_but_not_recorded(agent, worker, ledger)
     ledger.down = False
     assert await reasons_in(trainer) == ["worker_capture_failed"]
+
+
+async def test_a_ledger_file_that_another_process_locks(
+    tmp_path: Path, worker: InferenceWorker, start_gym: StartGym, make_agent: MakeAgent, connect: Connect
+) -> None:
+    """Storage that really cannot be written: the rule holds, whatever became of the record that was given up."""
+    file = tmp_path / "ledger.sqlite"
+    base_url = await start_gym(f"sqlite:///{file}")
+    agent, trainer = make_agent(ROLLOUT, base_url), connect(base_url)
+    await agent.turn("question 0")
+    worker.generating.clear()
+    worker.proceed.clear()
+    turn = asyncio.create_task(agent.turn("question 1"))
+    await worker.generating.wait()
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        worker.proceed.set()
+        await turn
+        agent.messages.append({"role": "user", "content": "question 2"})
+        assert (await agent.send()).status_code == 500
+        other.execute("ROLLBACK")
+    manifest = await trainer.manifest(ROLLOUT)
+    assert [failure.reason for failure in manifest.failures] == [LEDGER_UNAVAILABLE_REASON]
+    assert manifest.records[0].response_id == agent.answers[0]["id"]
 
 
 @pytest.mark.parametrize("fails", ["coordinates", "overflow"])

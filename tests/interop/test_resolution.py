@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from nemo_gym.token_id_capture.config import token_id_capture_config
 from nemo_gym.token_id_capture.lineage import FileLineageStore
 from nemo_gym.token_id_capture.records import ParentResolutionStatus
 from nemo_gym.token_id_capture.staging.records import CallRecord, CaptureLedgerCommit
+from postgres_server import running_postgres
 from rollout_control_server.gym import GymCaptureLedger
 
 Item = dict[str, Any]
@@ -212,9 +213,17 @@ async def test_a_failure_row_refuses_the_record_that_comes_after_it(ledger: GymC
     assert (await ledger.resolve(ROLLOUT, [USER, ASSISTANT])).status == ParentResolutionStatus.UNRESOLVED
 
 
-async def test_a_call_of_one_handle_is_at_once_a_parent_in_another(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/ledger.sqlite"
-    one, other = GymCaptureLedger(url), GymCaptureLedger(url)
+@pytest.fixture(params=["sqlite", "postgres"])
+def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/ledger.sqlite"
+    else:
+        with running_postgres() as server:
+            yield server.url
+
+
+async def test_a_call_of_one_handle_is_at_once_a_parent_in_another(shared_url: str) -> None:
+    one, other = GymCaptureLedger(shared_url), GymCaptureLedger(shared_url)
     conversation = [USER]
     for number in range(20):
         resolution = await other.resolve(ROLLOUT, conversation)
