@@ -1,7 +1,6 @@
 """The contract check against the released Gym's own control routes, on Gym's own ledger."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
@@ -60,4 +59,10 @@ def test_it_ends_by_itself_and_says_what_it_could_not_check(report: Report) -> N
 
 def test_gyms_rows_are_those_of_the_contract(report: Report) -> None:
     holding = {name for name, one in report.outcomes.items() if one.verdict is Verdict.HOLDS}
-    assert {"records.schema", "records.sums", "failures.schema", "manifest.not-empty", "success.exact-fields"} <= holding
+    assert {
+        "records.schema",
+        "records.sums",
+        "failures.schema",
+        "manifest.not-empty",
+        "success.exact-fields",
+    } <= holding
