@@ -20,6 +20,7 @@ from rollout_control_client.errors import (
     RemovalRefusedError,
     RequestFailedError,
     RequestTimedOutError,
+    RolloutControlError,
     ServerUnreachableError,
     ServiceUnavailableError,
 )
@@ -38,7 +39,11 @@ E = TypeVar("E", bound=RequestFailedError)
 
 
 async def exchange(
-    http: httpx.AsyncClient, request: httpx.Request, read: Callable[[httpx.Response], T], timeout_s: float
+    http: httpx.AsyncClient,
+    request: httpx.Request,
+    read: Callable[[httpx.Response], T],
+    timeout_s: float,
+    turns: asyncio.Semaphore,
 ) -> T:
     """Returns what `read` makes of the answer to the request.
 
@@ -50,10 +55,12 @@ async def exchange(
         request: What to send. Its body is bytes, so that it can be sent again.
         read: Makes the result of an answer. It raises UnexpectedStatus for a status that isn't success, and
             ValueError, msgspec.DecodeError or RecursionError for an answer that breaks the contract.
-        timeout_s: Seconds that the whole may take, from the first connection to the last byte of the answer.
+        timeout_s: Seconds that the whole may take, from the wait for a turn to the last byte of the answer.
+        turns: Is held while the request is under way.
 
     Raises:
         RequestFailedError: The request was not done.
+        RolloutControlError: The client was closed meanwhile.
     """
     clock = asyncio.get_running_loop().time
     deadline = clock() + timeout_s
@@ -63,7 +70,8 @@ async def exchange(
         async with asyncio.timeout_at(deadline):
             while True:
                 try:
-                    return await _attempt(http, request, read)
+                    async with turns:
+                        return await _attempt(http, request, read)
                 except (ServerUnreachableError, ServiceUnavailableError) as error:
                     failure = error
                 delay_s = backoff_s * random.uniform(0.5, 1.0)
@@ -85,6 +93,10 @@ async def _attempt(http: httpx.AsyncClient, request: httpx.Request, read: Callab
         response = await http.send(request)
     except (httpx.HTTPError, httpx.InvalidURL, httpx.CookieConflict, httpx.StreamError, OSError) as error:
         raise _failed(_counterpart(error), request, None, f"{_describe(error)} ({_origin(request)})") from error
+    except RuntimeError as error:
+        if http.is_closed:
+            raise RolloutControlError("this RolloutControlClient was closed while a request was under way") from error
+        raise
     try:
         return read(response)
     except UnexpectedStatus:

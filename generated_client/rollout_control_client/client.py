@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Final, Protocol, Self, TypeVar
 
 import httpx
 from rollout_control_spec import MAX_LEDGER_BATCH, RolloutRetiredError, unique_rollout_ids, validate_rollout_id
@@ -20,10 +20,19 @@ from rollout_control_client._generated.api.control import (
     retire_rollouts,
 )
 from rollout_control_client._generated.models import LedgerBatchRequest, RolloutManifest, RolloutRemoval
-from rollout_control_client.errors import PartialRemoval, RequestFailedError
+from rollout_control_client.errors import PartialRemoval, RequestFailedError, RolloutControlError
 from rollout_control_client.manifests import ManifestIterator, ManifestOutcome, ManifestReader, Part
 
 __all__ = ["RolloutControlClient"]
+
+
+REQUESTS_AT_A_TIME: Final = 256
+"""How many requests of a client are under way at a time; further ones wait for their turn, within their time.
+
+A process may usually have 1024 files open, and a server is not faster for having more to do at once.
+"""
+
+T = TypeVar("T")
 
 
 class _Removal(Protocol):
@@ -44,7 +53,8 @@ class RolloutControlClient:
     Connection failures and the status 503 are retried within `request_timeout_s`, and repeating an operation is safe:
     ids that a lost first attempt removed are then reported as `absent`.
 
-    A client can be made anywhere, also where no event loop runs. Any number of tasks may share it. It keeps the
+    A client can be made anywhere, also where no event loop runs. Any number of tasks may share it; 256 requests are
+    under way at a time, and `manifests` reads many manifests with far fewer than one for each. It keeps the
     connections of one event loop: when it is used in another, as by a second `asyncio.run`, it opens new ones there and
     leaves the old ones to the garbage collector.
 
@@ -71,13 +81,15 @@ class RolloutControlClient:
     ) -> None:
         url = _checked_url(base_url)
         _check_token(auth_token)
-        if not (math.isfinite(request_timeout_s) and request_timeout_s > 0):
+        if not (0 < request_timeout_s < math.inf):
             raise ValueError(f"request_timeout_s is a finite number of seconds over 0, not {request_timeout_s!r}")
         self._request_timeout_s = request_timeout_s
         # A closure, so that the token is in no attribute and in no repr.
         self._connect: Callable[[], AuthenticatedClient] = lambda: _connect(url, auth_token, transport)
+        self._transport = transport
         self._http: AuthenticatedClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._turns = asyncio.Semaphore(REQUESTS_AT_A_TIME)
         self._closed = False
         self._reader = ManifestReader(self._part, self._outcome)
 
@@ -92,7 +104,7 @@ class RolloutControlClient:
         http = self._connected()
         request = get_rollout_manifest.build_request(validate_rollout_id(rollout_id), client=http)
         try:
-            return await exchange(http, request, partial(_read_manifest, rollout_id), self._request_timeout_s)
+            return await self._exchange(http, request, partial(_read_manifest, rollout_id))
         except RequestFailedError as error:
             if error.status == 410:
                 raise RolloutRetiredError(rollout_id) from error
@@ -123,6 +135,8 @@ class RolloutControlClient:
             ValueError: One of them is not a rollout id, or `max_concurrency` is less than 1.
             RequestFailedError: While iterating: a request was not done.
         """
+        if not isinstance(max_concurrency, int):
+            raise TypeError(f"max_concurrency is an integer, not {type(max_concurrency).__name__}")
         if max_concurrency < 1:
             raise ValueError(f"max_concurrency is at least 1, not {max_concurrency}")
         unique = unique_rollout_ids(rollout_ids)
@@ -131,7 +145,7 @@ class RolloutControlClient:
     async def _part(self, rollout_ids: list[str]) -> Part:
         http = self._connected()
         request = get_rollout_manifests.build_request(LedgerBatchRequest(rollout_ids=rollout_ids), client=http)
-        return await exchange(http, request, partial(_read_part, rollout_ids), self._request_timeout_s)
+        return await self._exchange(http, request, partial(_read_part, rollout_ids))
 
     async def _outcome(self, rollout_id: str) -> ManifestOutcome:
         try:
@@ -180,7 +194,7 @@ class RolloutControlClient:
             request = operation.build_request(LedgerBatchRequest(rollout_ids=batch), client=http)
             read = partial(_read_removal, operation, batch)
             try:
-                removal = await exchange(http, request, read, self._request_timeout_s)
+                removal = await self._exchange(http, request, read)
             except RequestFailedError as error:
                 error.partial_removal = PartialRemoval(finished=finished, unconfirmed=batch, unsent=unsent)
                 raise
@@ -190,18 +204,30 @@ class RolloutControlClient:
         return finished
 
     def _connected(self) -> AuthenticatedClient:
-        """Returns the httpx client of the running loop."""
+        """Returns the httpx client of the running loop.
+
+        Raises:
+            RolloutControlError: The client is closed.
+        """
         if self._closed:
-            raise RuntimeError("this RolloutControlClient is closed")
+            raise RolloutControlError("this RolloutControlClient is closed")
         loop = asyncio.get_running_loop()
         if self._http is None or self._loop is not loop:
             # Connections are bound to their loop. Those of another one cannot be closed from here; they are dropped.
             self._http, self._loop = self._connect(), loop
+            self._turns = asyncio.Semaphore(REQUESTS_AT_A_TIME)
         return self._http
 
+    async def _exchange(
+        self, http: AuthenticatedClient, request: httpx.Request, read: Callable[[httpx.Response], T]
+    ) -> T:
+        return await exchange(http, request, read, self._request_timeout_s, self._turns)
+
     async def aclose(self) -> None:
-        """Closes the connections. The client cannot be used afterwards."""
+        """Closes the connections, and the transport that was handed in. The client cannot be used afterwards."""
         self._closed = True
+        if self._http is None and self._transport is not None:
+            await self._transport.aclose()
         if self._http is not None and self._loop is asyncio.get_running_loop():
             await self._http.aclose()
 
@@ -249,7 +275,7 @@ def _transport(base_url: str) -> httpx.AsyncHTTPTransport:
         # To load the certificates that httpx trusts takes longer than everything else about a client. Where no TLS is
         # spoken none are loaded.
         verify=True if base_url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-        # Callers decide how many requests run at a time; none of them should wait for a connection, or lose it.
+        # The client itself decides how many requests run at a time; none of those waits for a connection, or loses it.
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
     )
 
@@ -264,7 +290,7 @@ def _checked_url(base_url: str) -> str:
         scheme, host, port = url.scheme, url.host, url.port
     except (httpx.InvalidURL, UnicodeError) as error:
         raise ValueError(f"base_url is no URL: {error}") from None
-    if scheme not in {"http", "https"} or not host:
+    if scheme not in {"http", "https"} or not host or "%20" in host or " " in base_url:
         raise ValueError(
             f"base_url is an http:// or https:// URL with a host; its scheme is {scheme!r}, its host {host!r}"
         )

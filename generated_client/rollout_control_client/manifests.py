@@ -66,6 +66,7 @@ class ManifestReader:
         self._read_many = read_many
         self._read_one = read_one
         self._has_bulk: bool | None = None
+        self._has_read_one = False
 
     async def outcomes(self, rollout_ids: list[str], max_concurrency: int) -> AsyncGenerator[ManifestOutcome, None]:
         """Iterates over the outcomes of rollouts; holds at most as many answers as run at a time, twice."""
@@ -105,7 +106,7 @@ class ManifestReader:
 
     async def _read(self, rollout_ids: list[str]) -> Part:
         if self._has_bulk is False:
-            return Part([await self._read_one(rollout_id) for rollout_id in rollout_ids], [])
+            return Part([await self._read_alone(rollout_id) for rollout_id in rollout_ids], [])
         try:
             part = await self._read_many(rollout_ids)
         except RequestFailedError as error:
@@ -115,3 +116,14 @@ class ManifestReader:
             return Part([], rollout_ids)
         self._has_bulk = True
         return part
+
+    async def _read_alone(self, rollout_id: str) -> ManifestOutcome:
+        try:
+            outcome = await self._read_one(rollout_id)
+        except RequestFailedError:
+            if not self._has_read_one:
+                # What said that there is no such operation may have been no server of ours at all, but a proxy.
+                self._has_bulk = None
+            raise
+        self._has_read_one = True
+        return outcome

@@ -11,6 +11,7 @@ from typing import Final
 import click
 
 from rollout_control_server.app import create_app
+from rollout_control_server.auth import BearerToken
 from rollout_control_server.check.command import check
 from rollout_control_server.control_routes import DEFAULT_ANSWER_LIMIT
 from rollout_control_server.demo import run_demo
@@ -23,7 +24,15 @@ DEFAULT_LEDGER: Final = "sqlite:///rollout-control.sqlite"
 LEDGER_HELP: Final = "memory://, sqlite:///FILE (relative), sqlite:////FILE (absolute) or postgresql://HOST/DATABASE."
 
 ledger_option = click.option(
-    "--ledger", "ledger_url", metavar="URL", default=DEFAULT_LEDGER, show_default=True, help=LEDGER_HELP
+    "--ledger",
+    "ledger_url",
+    metavar="URL",
+    # A command line shows a password to everybody on the machine; the environment doesn't.
+    envvar="ROLLOUT_CONTROL_LEDGER",
+    show_envvar=True,
+    default=DEFAULT_LEDGER,
+    show_default=True,
+    help=LEDGER_HELP,
 )
 
 DURATION_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -65,11 +74,11 @@ def serve(ledger_url: str, host: str, port: int, answer_limit: int) -> None:
     auth_token = os.environ.get(AUTH_TOKEN_VARIABLE, "")
     if not auth_token:
         raise click.UsageError(f"set {AUTH_TOKEN_VARIABLE} to the bearer token that trainers send")
-    ledger = ledger_of(ledger_url)
     try:
-        app = create_app(ledger, auth_token, answer_limit=answer_limit)
+        BearerToken(auth_token)
     except ValueError as error:
         raise click.UsageError(f"{AUTH_TOKEN_VARIABLE}: {error}") from error
+    app = create_app(ledger_of(ledger_url), auth_token, answer_limit=answer_limit)
     try:
         shown = shown_ledger_url(ledger_url)
         run_server(app, host, port, on_listening=lambda url: click.echo(f"serving {shown} on {url}", err=True))

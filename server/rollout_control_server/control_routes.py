@@ -4,6 +4,7 @@ The name of the module, and the names in it, are those of `nemo_gym.token_id_cap
 """
 
 import inspect
+import json
 import re
 from collections.abc import Awaitable, Callable
 from importlib import import_module
@@ -25,8 +26,8 @@ from rollout_control_spec import (
 )
 
 from rollout_control_server.auth import BearerToken
-from rollout_control_server.bulk import encoded, joined, read_manifests
 from rollout_control_server.errors import ProblemKind, RequestRefusedError
+from rollout_control_server.manifests import joined, read_manifest, read_manifests
 from rollout_control_server.problems import EXCEPTION_HANDLERS, problem_response, told
 from rollout_control_server.records import LedgerBatchRequest, RolloutRemoval
 
@@ -80,10 +81,12 @@ def install_rollout_control_routes(
             by itself.
 
     Raises:
-        TypeError: `app` is of another kind.
+        TypeError: `app` or `lineage_store` is of another kind, or `refuse_removal` cannot be called.
         ValueError: The token is empty or cannot be sent in a header, `answer_limit` is less than 1, or the application
             has routes already that would answer in their place.
     """
+    if isinstance(lineage_store, type) or not callable(getattr(lineage_store, "manifest", None)):
+        raise TypeError(f"lineage_store is a ledger with a coroutine 'manifest', not {lineage_store!r:.80}")
     control = control_application(lineage_store, auth_token, refuse_removal, answer_limit)
     mount = _mounting(app)
     if _answers_control_paths(app):
@@ -144,6 +147,8 @@ def control_application(
         TypeError: The token is no string.
         ValueError: The token is empty or cannot be sent in a header, or `answer_limit` is less than 1.
     """
+    if refuse_removal is not None and not callable(refuse_removal):
+        raise TypeError(f"refuse_removal is called for a reason, and {refuse_removal!r:.80} cannot be")
     if answer_limit < 1:
         raise ValueError(f"answer_limit must be at least 1 byte, and is {answer_limit}")
     token = BearerToken(auth_token)
@@ -201,7 +206,7 @@ async def _manifest(ledger: Any, method: str, rollout_id: str) -> bytes:
         raise RequestRefusedError(ProblemKind.METHOD_NOT_ALLOWED, "this path takes GET", {"Allow": "GET"})
     _valid(validate_rollout_id, rollout_id)
     try:
-        return encoded(await ledger.manifest(rollout_id))
+        return await read_manifest(ledger, rollout_id)
     except Exception as error:
         raise told(error, f"manifest of rollout {rollout_id!r}") from error
 
@@ -251,13 +256,16 @@ def _routes(ledger: Any, refuse_removal: RefuseRemoval | None, answer_limit: int
 
 async def _check_media_type(request: ASGIConnection[Any, Any, Any, Any], _: object) -> None:
     """Refuses a body that is not plain `application/json`, before it is read."""
-    media_type, *parameters = (part.strip().lower() for part in request.headers.get("content-type", "").split(";"))
+    content_type = ",".join(request.headers.getall("content-type", []))
+    media_type, *parameters = (part.strip().lower() for part in content_type.split(";"))
     charsets = [part.partition("=")[2].strip('"') for part in parameters if part.startswith("charset=")]
     if media_type != "application/json" or any(charset != "utf-8" for charset in charsets):
         raise RequestRefusedError(
             ProblemKind.UNSUPPORTED_MEDIA_TYPE, "send the body as 'Content-Type: application/json', in UTF-8"
         )
-    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+    # A header that stands more than once is one list (RFC 9110, section 5.3).
+    codings = ",".join(request.headers.getall("content-encoding", [])).split(",")
+    if any(coding.strip().lower() not in {"", "identity"} for coding in codings):
         raise RequestRefusedError(
             ProblemKind.UNSUPPORTED_MEDIA_TYPE, "send the body as it is, without a Content-Encoding"
         )
@@ -287,12 +295,15 @@ def _batch_of(body: bytes) -> LedgerBatchRequest:
 
 
 def _check_json(body: bytes) -> None:
+    """Refuses what is not JSON from its first byte to its last. Numbers are not looked into."""
     try:
-        msgspec.json.decode(body)
-    except msgspec.ValidationError:
-        return  # JSON with a number that no float can hold
-    except (msgspec.DecodeError, RecursionError) as error:
+        json.loads(body.decode(), parse_int=str, parse_float=str, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
         raise _malformed(error) from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _malformed(error: Exception) -> RequestRefusedError:
@@ -313,7 +324,8 @@ async def _ask_to_remove(refuse_removal: RefuseRemoval | None) -> None:
     if inspect.isawaitable(reason):
         reason = await reason
     if reason is not None:
-        raise RequestRefusedError(ProblemKind.REMOVAL_REFUSED, reason)
+        detail = str(reason).encode("utf-8", "replace").decode()
+        raise RequestRefusedError(ProblemKind.REMOVAL_REFUSED, detail)
 
 
 def _removal_of(answer: Any) -> RolloutRemoval:

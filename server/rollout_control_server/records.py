@@ -3,7 +3,7 @@
 `tests/contract/test_parity.py` holds them against the spec's schemas and names every exception.
 """
 
-import math
+import sys
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -92,7 +92,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ValueError("a root (parent_call_id null) has mode 'text' and prev_len 0")
         elif self.mode != "token_in" or self.prev_len == 0:
             raise ValueError("a child (parent_call_id set) has mode 'token_in' and prev_len > 0")
-        if self.admitted_at is not None and not math.isfinite(self.admitted_at):
+        if self.admitted_at is not None and not -sys.float_info.max <= self.admitted_at <= sys.float_info.max:
             raise ValueError("admitted_at must be a finite number or null")
 
 

@@ -15,6 +15,10 @@ AUTH_TOKEN_VARIABLE: Final = "ROLLOUT_CONTROL_AUTH_TOKEN"
 """The environment variable that holds the bearer token; a command line would show it to everybody."""
 
 
+LAST_REQUESTS_S: Final = 10
+"""Seconds that running requests have to end once a signal has come; a client that stalls must not hold the server."""
+
+
 class _AnnouncingServer(uvicorn.Server):
     """Says when connections are accepted, which is later than the socket is bound."""
 
@@ -36,7 +40,7 @@ def run_server(
     on_listening: Callable[[str], None],
     until: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Serves an application until SIGINT or SIGTERM, then finishes what it has begun.
+    """Serves an application until SIGINT or SIGTERM, then finishes what it has begun, within ten seconds.
 
     Args:
         app: The application; its lifespan is run.
@@ -52,7 +56,14 @@ def run_server(
     with socket.create_server(address[:2], family=family) as listener:
         bound_host, bound_port = listener.getsockname()[:2]
         shown_host = f"[{bound_host}]" if family == socket.AF_INET6 else bound_host
-        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="on")
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            lifespan="on",
+            timeout_graceful_shutdown=LAST_REQUESTS_S,
+        )
         server = _AnnouncingServer(config, lambda: on_listening(f"http://{shown_host}:{bound_port}"))
 
         async def serve() -> None:

@@ -5,7 +5,7 @@ other.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import Final
 
@@ -91,6 +91,8 @@ def unique_rollout_ids(rollout_ids: Sequence[str]) -> list[str]:
     """
     if isinstance(rollout_ids, str | bytes):
         raise TypeError(f"rollout_ids is a sequence of ids; wrap a single one in a list: [{rollout_ids!r:.80}]")
+    if not isinstance(rollout_ids, Iterable):
+        raise TypeError(f"rollout_ids is a sequence of ids, not {type(rollout_ids).__name__}")
     ids = list(rollout_ids)
     if not _are_rollout_ids(ids):
         for rollout_id in ids:

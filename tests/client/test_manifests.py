@@ -85,6 +85,15 @@ async def test_a_server_without_the_bulk_operation_is_asked_for_it_once(
     assert len(rollouts.asked) == 120
 
 
+async def test_a_404_that_was_not_the_servers_is_not_remembered(client: Any, rollouts: ManyRollouts) -> None:
+    """A proxy whose server is away answers 404 to everything."""
+    rollouts.statuses = {"r1": 404}
+    for times in (1, 2):
+        with pytest.raises(RequestFailedError, match="status 404"):
+            await anext(client.manifests(["r1"]))
+        assert rollouts.asked_in_bulk == times
+
+
 @pytest.mark.parametrize("bulk_status", [400, 401, 409, 422, 500])
 async def test_another_failure_of_the_bulk_operation_is_raised(
     client: Any, rollouts: ManyRollouts, bulk_status: int
@@ -192,8 +201,13 @@ async def test_arguments_are_checked_before_the_first_request(client: Any, rollo
         client.manifests(["r1", "a/b"])
     with pytest.raises(TypeError, match="wrap"):
         client.manifests("r1")
+    with pytest.raises(TypeError, match="sequence of ids"):
+        client.manifests(None)
     with pytest.raises(ValueError, match="max_concurrency"):
         client.manifests(["r1"], max_concurrency=0)
+    for no_number in (float("nan"), "3"):
+        with pytest.raises(TypeError, match="max_concurrency"):
+            client.manifests(["r1"], max_concurrency=no_number)
 
     assert rollouts.asked == []
 

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import httpx
 import pytest
@@ -15,6 +16,7 @@ from rollout_control_client import (
     RemovalRefusedError,
     RequestFailedError,
     RolloutControlClient,
+    RolloutControlError,
     RolloutRemoval,
     RolloutRetiredError,
 )
@@ -182,6 +184,48 @@ async def test_a_closed_client_says_so(connect: Connect) -> None:
     with pytest.raises(RuntimeError, match="closed") as caught:
         await client.retire(["r1"])
     assert not isinstance(caught.value, RequestFailedError)
+
+
+async def test_a_client_that_is_closed_under_a_request_says_so(serve: Any, connect: Connect, answer: Any) -> None:
+    """While the request waits for its next attempt."""
+    asked = asyncio.Event()
+
+    async def unavailable(writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(503, b"", Retry_After="1"))
+        await writer.drain()
+        asked.set()
+
+    server = await serve(unavailable)
+    client = connect(server.base_url)
+    request = asyncio.create_task(client.manifest("r1"))
+    await asked.wait()
+    await asyncio.sleep(0.05)  # until the answer has arrived
+    await client.aclose()
+
+    with pytest.raises(RolloutControlError, match="closed"):
+        await request
+
+
+async def test_a_transport_is_closed_with_a_client_that_was_never_used() -> None:
+    closed: list[bool] = []
+
+    class Transport(httpx.AsyncBaseTransport):
+        async def aclose(self) -> None:
+            closed.append(True)
+
+    async with RolloutControlClient("http://control.test", "token", 5, transport=Transport()):
+        pass
+    assert closed == [True]
+
+
+async def test_thousands_of_tasks_share_so_many_connections(serve: Any, connect: Connect, answer: Any) -> None:
+    server = await serve(answer(410, b""))
+    client = connect(server.base_url)
+
+    outcomes = await asyncio.gather(*(client.manifest(f"r{n}") for n in range(1500)), return_exceptions=True)
+
+    assert {type(outcome) for outcome in outcomes} == {RolloutRetiredError}
+    assert server.connections < 300, "all that there were; 256 at a time"
 
 
 async def test_a_transport_is_closed_with_the_client(connect: Connect) -> None:

@@ -5,6 +5,7 @@ import logging
 from typing import Any
 
 import pytest
+from litestar import Litestar
 from rollout_control_server import (
     LedgerConflictError,
     LedgerCorruptError,
@@ -12,6 +13,7 @@ from rollout_control_server import (
     MemoryLedger,
     RolloutRetiredError,
     create_app,
+    install_rollout_control_routes,
 )
 from rollout_control_server.errors import LedgerClosedError
 from served import TOKEN, controlled
@@ -132,11 +134,62 @@ def test_an_answer_that_is_no_removal_is_the_ledgers_fault(answer: Any) -> None:
         assert control.remove("retire", "a").status_code == 500
 
 
-@pytest.mark.parametrize("answer", [{"x": "\ud800"}, {"x": object()}, {1.5: object()}])
-def test_a_manifest_that_cannot_be_encoded_is_the_ledgers_fault(answer: Any) -> None:
+EMPTY = {"schema_version": 2, "rollout_id": "a", "records": [], "failures": []}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"x": "\ud800"},
+        {"x": object()},
+        {1.5: object()},
+        None,
+        b"not json",
+        {**EMPTY, "rollout_id": "b"},
+        {**EMPTY, "schema_version": 3},
+        {**EMPTY, "more": 1},
+        {**EMPTY, "records": [{}]},
+        {**EMPTY, "failures": [{"schema_version": 2, "model_call_id": "c", "reason": ""}]},
+    ],
+)
+def test_a_manifest_of_anothers_ledger_that_breaks_the_contract_is_the_ledgers_fault(answer: Any) -> None:
     ledger: Any = Answering(answer)
-    with controlled(ledger) as control:
+    with controlled(ledger, host_of(ledger)) as control:
         assert control.get_manifest("a").status_code == 500
+        assert control.remove("manifests", "a").status_code == 500
+
+
+@pytest.mark.parametrize("answer", [EMPTY, b'{"schema_version":2,"rollout_id":"a","records":[],"failures":[]}'])
+def test_a_manifest_of_anothers_ledger_is_sent_as_it_is(answer: Any) -> None:
+    ledger: Any = Answering(answer)
+    with controlled(ledger, host_of(ledger)) as control:
+        assert control.get_manifest("a").json() == EMPTY
+
+
+def host_of(ledger: Any) -> Litestar:
+    app = Litestar(logging_config=None, openapi_config=None)
+    install_rollout_control_routes(app, ledger, TOKEN)
+    return app
+
+
+@pytest.mark.parametrize("lineage_store", [None, 5, MemoryLedger, object()])
+def test_what_is_no_ledger_is_not_installed(lineage_store: Any) -> None:
+    with pytest.raises(TypeError, match="lineage_store"):
+        host_of(lineage_store)
+
+
+def test_a_refuse_removal_that_cannot_be_called_is_not_installed() -> None:
+    refuse_removal: Any = "not now"
+    with pytest.raises(TypeError, match="refuse_removal"):
+        create_app(MemoryLedger(), TOKEN, refuse_removal)
+
+
+@pytest.mark.parametrize(("reason", "detail"), [("", ""), (True, "True"), (0, "0"), ("a \ud800 b", "a ? b")])
+def test_any_reason_refuses_a_removal(reason: Any, detail: str) -> None:
+    ledger = MemoryLedger()
+    with controlled(ledger, create_app(ledger, TOKEN, lambda: reason)) as control:
+        answer = control.remove("retire", "r")
+        assert (answer.status_code, answer.json()["detail"]) == (409, detail)
 
 
 def test_a_failing_refuse_removal_removes_nothing(caplog: pytest.LogCaptureFixture) -> None:

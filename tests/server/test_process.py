@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -184,6 +185,45 @@ def test_a_signal_ends_it_after_the_request_that_is_running(start_server: Start,
         assert status_of(connection.recv(65536)) == 200
     _, logged = server.process.communicate(timeout=20)
     assert "Traceback" not in logged
+
+
+def test_a_client_that_stalls_does_not_keep_it_from_ending(start_server: Start) -> None:
+    server = start_server()
+    request = head("POST", "/rollouts/retire", "Content-Type: application/json", "Content-Length: 500")
+    with socket.create_connection(server.address, timeout=20) as connection:
+        connection.sendall(request + b'{"roll')
+        time.sleep(0.2)  # so that the request has begun
+        server.process.send_signal(signal.SIGTERM)
+        server.process.communicate(timeout=60)
+
+
+def test_the_ledger_can_be_named_in_the_environment(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rollout_control_server", "serve", "--port", "0"],
+        env={
+            **os.environ,
+            "ROLLOUT_CONTROL_AUTH_TOKEN": TOKEN,
+            "ROLLOUT_CONTROL_LEDGER": f"sqlite:///{tmp_path}/named.sqlite",
+        },
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert "named.sqlite on http://" in process.stderr.readline()
+    process.kill()
+    process.communicate()
+
+
+def test_a_token_that_cannot_be_sent_makes_no_ledger(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "rollout_control_server", "serve", "--ledger", f"sqlite:///{tmp_path}/new.sqlite"],
+        env={**os.environ, "ROLLOUT_CONTROL_AUTH_TOKEN": "two words"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

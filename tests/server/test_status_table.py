@@ -98,6 +98,10 @@ NOT_JSON = {
     "100,000 brackets": b"[" * 100_000,
     "100,000 brackets where an id belongs": b'{"rollout_ids":' + b"[" * 100_000,
     "not JSON behind a field that there is not": b'{"x":1,',
+    "not JSON behind a number that no float holds": b'{"rollout_ids":[1e999',
+    "not JSON behind a long number": b'{"rollout_ids":["a"],"x":' + b"9" * 5000 + b" !!!",
+    "Infinity": b'{"x":Infinity}',
+    "-Infinity behind a field that there is not": b'{"x":1,"y":-Infinity}',
 }
 
 
@@ -259,6 +263,19 @@ def test_415_a_body_with_a_content_coding(control: Control, encoding: str) -> No
     assert_problem(answer, 415, "unsupported-media-type")
 
 
+def test_415_by_a_second_header(control: Control) -> None:
+    """Headers that stand twice are one list, for whoever reads the first and for whoever reads the last."""
+    url, body = f"{CONTROL_ROUTE_PREFIX}/rollouts/retire", b'{"rollout_ids":["r"]}'
+    json_type = ("content-type", "application/json")
+    for headers in (
+        [json_type, ("content-encoding", "identity"), ("content-encoding", "gzip")],
+        [json_type, ("content-encoding", "gzip"), ("content-encoding", "identity")],
+        [json_type, ("content-type", "text/plain")],
+    ):
+        assert_problem(control.http.post(url, content=body, headers=headers), 415, "unsupported-media-type")
+    assert control.get_manifest("r").status_code == 200
+
+
 @pytest.mark.parametrize(
     "content_type", ["application/json", "Application/JSON", "application/json; charset=utf-8", "application/json;x=y"]
 )
@@ -279,6 +296,8 @@ BREAKS_THE_SCHEMA: dict[str, Any] = {
     "lists": {"rollout_ids": [["r"]]},
     "another kind of JSON": ["r"],
     "a bare null": None,
+    "a number that no float holds": {"rollout_ids": [10**400]},
+    "a number of 5000 digits": {"rollout_ids": ["a"], "x": 10**4000},
     "bad ids in a body that breaks the schema": {"rollout_ids": ["a/b", 1]},
 }
 

@@ -142,7 +142,10 @@ class CaptureLedgerConformance:
         await ledger.retire(["r5", "r8"])
         large = len(await ledger.manifest("r2"))
         for max_bytes in (1, large - 1, large, large + 1, 3 * large, 20 * large):
-            asked, seen, retired, answers = ids, [], [], 0
+            asked = list(ids)
+            seen: list[bytes] = []
+            retired: list[str] = []
+            answers = 0
             while asked:
                 read = await ledger.manifests(asked, max_bytes)
                 assert len(read.manifests) == 1 or sum(map(len, read.manifests)) <= max_bytes

@@ -34,9 +34,9 @@ _MANIFEST: Final = """
     CAST(group_concat(json, ',') FILTER (WHERE failed IS NULL) AS BLOB),
     CAST(group_concat(json, ',') FILTER (WHERE failed IS NOT NULL) AS BLOB)
   FROM rollout LEFT JOIN call ON call_rowid BETWEEN generation << 24 AND iif(
-    EXISTS (SELECT 1 FROM call WHERE call_rowid = (generation << 24) + ?2), -1, generation << 24 | 16777215
+    EXISTS (SELECT 1 FROM call WHERE call_rowid = (generation << 24) + ?), -1, generation << 24 | 16777215
   )
-  WHERE rollout_id = ?1
+  WHERE rollout_id = ?
 """
 
 # An outer join is never reordered, so that the rows of each id come together, in the ids' order and then in their own.
@@ -59,7 +59,7 @@ def manifest(connection: sqlite3.Connection, rollout_id: str, at_most: int) -> b
         RolloutRetiredError: The rollout is fenced.
     """
     known, generation, rows, last_row, records, failures = connection.execute(
-        _MANIFEST, (rollout_id, at_most if at_most <= SEQ_MASK else None)
+        _MANIFEST, (at_most if at_most <= SEQ_MASK else None, rollout_id)
     ).fetchone()
     if known and generation is None:
         raise RolloutRetiredError(rollout_id)

@@ -1,22 +1,39 @@
-"""Many manifests in one answer, as bytes that are joined and never decoded."""
+"""Manifests as the bytes of an answer: joined, and never decoded where the ledger is ours."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from rollout_control_server.errors import ProblemKind, refusal_of
 from rollout_control_server.ledger.base import CaptureLedger, ManifestsRead
+from rollout_control_server.records import RolloutManifest
 
-__all__ = ["encoded", "joined", "read_manifests"]
+__all__ = ["joined", "read_manifest", "read_manifests"]
+
+_MANIFEST_DECODER: Final = msgspec.json.Decoder(RolloutManifest)
 
 
-def encoded(manifest: Any) -> bytes:
-    """Returns a ledger's manifest as JSON: ours give bytes, those of another make plain objects."""
-    return manifest if isinstance(manifest, bytes) else msgspec.json.encode(manifest)
+async def read_manifest(ledger: Any, rollout_id: str) -> bytes:
+    """Returns a rollout's manifest as JSON.
+
+    A ledger of ours has checked every row when it was recorded. What another's ledger gives, plain objects or JSON, is
+    held against the contract here.
+
+    Raises:
+        ValueError: Another's ledger gives what is no manifest of this rollout.
+        Exception: Whatever the ledger raises.
+    """
+    manifest = await ledger.manifest(rollout_id)
+    if isinstance(ledger, CaptureLedger):
+        return bytes(manifest)
+    encoded = manifest if isinstance(manifest, bytes) else msgspec.json.encode(manifest)
+    if _MANIFEST_DECODER.decode(encoded).rollout_id != rollout_id:
+        raise ValueError("the ledger gave the manifest of another rollout")
+    return encoded
 
 
 async def read_manifests(ledger: Any, rollout_ids: list[str], max_bytes: int) -> ManifestsRead:
-    """Reads the manifests of rollouts until they come to a size, and at least one.
+    """Reads the manifests of rollouts until they come to a size, and deals with at least one.
 
     A ledger of ours reads them as of one moment; one of another make is asked id by id.
 
@@ -29,7 +46,7 @@ async def read_manifests(ledger: Any, rollout_ids: list[str], max_bytes: int) ->
     size = 0
     for index, rollout_id in enumerate(rollout_ids):
         try:
-            manifest = encoded(await ledger.manifest(rollout_id))
+            manifest = await read_manifest(ledger, rollout_id)
         except Exception as error:
             if refusal_of(error).kind is not ProblemKind.ROLLOUT_RETIRED:
                 raise
