@@ -10,13 +10,18 @@ from bench.rounds import alternate
 from bench.rows import check_manifest, sample_rollouts
 
 TASKS = 256
+WHY_MISSED = (
+    "cProfile shows half of our CPU in Gym's own fingerprint and digest of the conversation, for which both sides pay "
+    "the same: 100 of about 190 us for a row. In Gym, where a call is resolved before it is recorded, the adapter "
+    "hashes while the model generates; here nothing is generated, so it hashes when it records"
+)
 
 
 def run(folder: Path) -> PartReport:
     recording = RecordingThroughGym(folder, sample_rollouts("r", TASKS, CALLS), TASKS)
-    rounds = alternate(recording.measures(), rounds=5)
+    rounds = alternate({side: recording.measures()[side] for side in ("ours", "peer")}, rounds=5)
     work = f"record through the adapter for Gym, {TASKS} tasks, each rollout of {CALLS} calls"
-    return PartReport([Result(work, "/s", rounds, [times_better(2.5)])])
+    return PartReport([Result(work, "/s", rounds, [times_better(2.5)], missed_because=WHY_MISSED)])
 
 
 class RecordingThroughGym(Recording):

@@ -18,6 +18,10 @@ from bench.rows import check_manifest, gym_commits_of_one_item, sample_rollouts
 CALLS = 1000
 AROUND = {10: range(5, 16), 100: range(90, 111), 300: range(280, 321), 1000: range(960, 1000)}
 """The records whose times are taken together as that of the 10th, the 100th ..."""
+WHY_MISSED = (
+    "what grows is the staging chain that each commit brings: it is checked and compared whole, 1000 keys instead of "
+    "10, which takes 40 us. What is written is the same for each record, and so is the sync that is most of the time"
+)
 
 
 def run(folder: Path) -> PartReport:
@@ -53,7 +57,13 @@ def run(folder: Path) -> PartReport:
     disk_rounds = [{side: disk[side][i] for side in disk} for i in range(len(disk["ours"]))]
     return PartReport(
         [
-            Result("the 1000th record of a rollout against its 10th, one task", "x", rounds, [at_most(1.05, "1.0x")]),
+            Result(
+                "the 1000th record of a rollout against its 10th, one task",
+                "x",
+                rounds,
+                [at_most(1.05, "1.0x")],
+                missed_because=WHY_MISSED,
+            ),
             Result("disk per rollout of 1000 calls", "MB", disk_rounds, [at_most(1.3, "1.3 MB")]),
         ],
         [

@@ -26,6 +26,14 @@ from bench.servers import AUTHORIZATION, Kind, ServerProcess, manifest_path, ser
 
 BATCH, CALLS, READS = 4096, 10, 2000
 OTHER = "other-00000"
+SLOW_RETIRE = (
+    "12 to 17 ms of CPU, of which 10 are SQLite's: 4096 searches by id for each of the three statements, in one "
+    "transaction; the rest is waiting for a processor and for the disk"
+)
+NOTICED = (
+    "the purge's thread works a quarter of the time, in steps of 3 ms, on the same two cores as server, reader and all "
+    "else that ran; where it held the interpreter the reader waited"
+)
 
 
 def run(folder: Path) -> PartReport:
@@ -64,8 +72,14 @@ def run(folder: Path) -> PartReport:
     read = f"GET of another rollout during a retire of {BATCH} and its purge, p99 of {READS}, against idle"
     return PartReport(
         [
-            Result(f"retire {BATCH} rollouts of {CALLS} calls", "ms", rounds, [at_most(25, "25 ms")]),
-            Result(read, "x", notices, [at_most(2, "2x idle")]),
+            Result(
+                f"retire {BATCH} rollouts of {CALLS} calls",
+                "ms",
+                rounds,
+                [at_most(25, "25 ms")],
+                missed_because=SLOW_RETIRE,
+            ),
+            Result(read, "x", notices, [at_most(2, "2x idle")], missed_because=NOTICED),
         ]
     )
 
