@@ -15,6 +15,7 @@ from bench.results import Curve, PartReport, Result
 from bench.rounds import DISTURBED_SHARE, Disturbance
 
 HERE = Path(__file__).parent
+STYLES = {"ours": "C0o-", "peer": "C1s-", "limit": "k--"}
 LIBRARIES = (
     "nemo-gym",
     "litestar",
@@ -39,6 +40,7 @@ run with a wrong one is not reported. Ours is one server process with a SqliteLe
 - *ratio*: how many times better ours is than the peer; the median of the rounds, and in brackets the lowest and the
   highest round.
 - *share*: how much of the limit ours reaches; likewise.
+- *others*: how much of one core other processes used meanwhile. Where that is much, the figures are theirs as well.
 - Percentiles are those of connections that ask again as soon as they have an answer. They are not corrected for
   coordinated omission.
 """
@@ -79,12 +81,15 @@ def write(reports: Sequence[PartReport], disturbance: Disturbance, seconds: floa
 
 
 def _table(results: Sequence[Result]) -> list[str]:
-    lines = ["| work | ours | peer | ratio | goal | | limit | share |", "|---|--:|--:|--:|--:|---|--:|--:|"]
+    lines = [
+        "| work | ours | peer | ratio | goal | | limit | share | others |",
+        "|---|--:|--:|--:|--:|---|--:|--:|--:|",
+    ]
     for result in results:
         cells = (
             *(result.work, _figure(result, "ours"), _figure(result, "peer"), _spread(result, "peer", "x")),
             *(_goal(result), _verdict(result)),
-            *(_figure(result, "limit"), _spread(result, "limit", "")),
+            *(_figure(result, "limit"), _spread(result, "limit", ""), _others(result)),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -108,6 +113,11 @@ def _spread(result: Result, than: str, unit: str) -> str:
 
 def _goal(result: Result) -> str:
     return ", ".join(criterion.text for criterion in result.goal)
+
+
+def _others(result: Result) -> str:
+    share = result.median("others")
+    return "" if share is None else f"{share:.0%}"
 
 
 def _verdict(result: Result) -> str:
@@ -154,8 +164,8 @@ def _conditions(disturbance: Disturbance, seconds: float) -> list[str]:
 def _plot(curve: Curve) -> Figure:
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    for (side, points), style in zip(sorted(curve.points.items()), ("k--", "C0o-", "C1s-"), strict=False):
-        axes.plot([x for x, _ in points], [y for _, y in points], style, label=side)
+    for side, points in curve.points.items():
+        axes.plot([x for x, _ in points], [y for _, y in points], STYLES[side], label=side)
     axes.set(title=curve.title, xlabel=curve.x, ylabel=curve.y, xscale="log", yscale="log")
     axes.grid(visible=True, which="both", alpha=0.25)
     axes.legend()

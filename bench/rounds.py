@@ -38,6 +38,8 @@ def alternate(
 ) -> list[dict[str, float]]:
     """Runs the measures one after another, in rounds, and returns the figures of the least disturbed rounds.
 
+    Beside the figure of each side, "others" is the share of one core that others used meanwhile.
+
     Args:
         measures: What to run, by side.
         rounds: How many rounds are returned.
@@ -57,7 +59,7 @@ def alternate(
     done.sort(key=lambda each: each.others_share)
     kept = done[:rounds]
     disturbance.note(len(done) - len(kept), sum(each.others_share > DISTURBED_SHARE for each in kept), kept)
-    return [each.figures for each in kept]
+    return [{**each.figures, "others": each.others_share} for each in kept]
 
 
 def _worth_another(done: list[Round], rounds: int, again: int) -> bool:
