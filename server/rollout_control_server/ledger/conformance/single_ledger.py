@@ -1,5 +1,6 @@
 """The promises of a ledger that one process has to itself."""
 
+import abc
 import asyncio
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
@@ -25,15 +26,15 @@ from rollout_control_server.records import CallRecord, ParentLookup
 from rollout_control_server.samples import changed, sample_commit, sample_conversation
 
 
-class CaptureLedgerConformance:
+class CaptureLedgerConformance(abc.ABC):
     """What every capture ledger promises. A subclass says how one is opened."""
 
+    @abc.abstractmethod
     def open_ledger(self) -> AbstractAsyncContextManager[CaptureLedger]:
         """Opens the ledger under test: empty on the first call within one test.
 
         It is called within a running event loop. Every ledger of ours is its own context manager.
         """
-        raise NotImplementedError
 
     # Reading
 
