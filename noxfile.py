@@ -35,6 +35,8 @@ def install_wheel(session: nox.Session, *extras: str, groups: tuple[str, ...] = 
     (wheel,) = dist.glob("*.whl")
     suffix = f"[{','.join(extras)}]" if extras else ""
     session.install(f"{wheel}{suffix}", *(line for group in groups for line in dependency_group(group)))
+    # An environment that is used again has a wheel of this version already, of older code.
+    session.install("--force-reinstall", "--no-deps", str(wheel))
 
 
 @nox.session
