@@ -1,10 +1,10 @@
-"""How a line breaks our server: what it can change, for the list in `broken_servers`."""
+"""How a line breaks our server: what it can change, and the list of all broken servers."""
 
 import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 import pytest
@@ -215,3 +215,35 @@ def reading_first(when: Callable[[dict[str, Any]], bool]) -> Line:
 def ledger(name: str, method: Callable[..., Any]) -> Line:
     """A server whose ledger has another method."""
     return patched(MemoryLedger, name, method)
+
+
+@dataclass(frozen=True)
+class BrokenServer:
+    """One broken server.
+
+    Attributes:
+        breaks: The requirement that it breaks.
+        name: What is wrong with it.
+        line: The line that does it.
+        follows: What else is broken because of that.
+    """
+
+    breaks: str
+    name: str
+    line: Line
+    follows: frozenset[str] = frozenset()
+
+
+BROKEN_SERVERS: Final[list[BrokenServer]] = []
+
+
+def broken(breaks: str, name: str, line: Line, *follows: str) -> None:
+    BROKEN_SERVERS.append(BrokenServer(breaks, name, line, frozenset(follows) - {breaks}))
+
+
+def status_is(*statuses: int) -> Any:
+    return lambda reply: reply.status in statuses
+
+
+def has_status(old: int, new: int) -> Line:
+    return replies(status_is(old), lambda reply: reply.become(new))

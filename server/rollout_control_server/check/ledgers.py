@@ -369,15 +369,17 @@ def _bulk(server: Examination, rollout_ids: list[str]) -> tuple[dict[str, Any], 
     return document, exchange
 
 
-@check("manifests.same-as-single")
+@check("manifests.rows")
 def _(server: Examination) -> None:
-    rollout_ids = [server.new_id("bulk"), server.new_id("bulk")]
-    if server.recorder is not None:
-        rollout_ids.insert(1, _recorded(server, "bulk"))
-    document, exchange = _bulk(server, rollout_ids)
+    never, recorded = server.new_id("bulk"), server.new_id("bulk")
+    commits = sample_conversation(recorded, 3)
+    server.record(recorded, [record_row(commit) for commit in commits])
+    wanted = {never: set[object](), recorded: {commit.record.model_call_id for commit in commits}}
+    document, exchange = _bulk(server, [never, recorded])
     for manifest in _rows(document, "manifests"):
-        single, _exchange = _manifest(server, str(manifest.get("rollout_id")))
-        _expect(manifest == single, "the same manifest as that of its own", exchange)
+        calls = {record.get("model_call_id") for record in _rows(manifest, "records")}
+        rollout_id = manifest.get("rollout_id")
+        _expect(calls == wanted.get(str(rollout_id), calls), f"all calls of rollout {rollout_id}", exchange)
 
 
 @check("manifests.retired")
