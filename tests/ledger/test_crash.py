@@ -7,6 +7,7 @@ import asyncio
 import multiprocessing
 import os
 import random
+import shutil
 import sqlite3
 import time
 from contextlib import closing
@@ -28,6 +29,7 @@ def test_a_killed_process_loses_nothing_that_was_acknowledged(ledger_url: str, t
     start.set_forkserver_preload(["ledger_actor"])
     events: list[Event] = []
     kinds_cut_short: set[str] = set()
+    path = Path(ledger_url.removeprefix("sqlite:///")) if ledger_url.startswith("sqlite:") else None
     for kill in range(KILLS):
         if kill % KILLS_OF_ONE_SET_OF_ROLLOUTS == 0:
             events.clear()
@@ -46,13 +48,16 @@ def test_a_killed_process_loses_nothing_that_was_acknowledged(ledger_url: str, t
         killed = list(read_notes(notes, killed_at=time.monotonic_ns()))
         kinds_cut_short.update(event.kind for event in killed if event.outcome == "unknown")
         events += killed
+        if path is not None and purge_was_cut_short(path, tmp_path / "left"):
+            kinds_cut_short.add("purge")
         events += asyncio.run(read_after_crash(ledger_url, sorted({event.rollout_id for event in killed})))
         assert violations(events) == []
-        if ledger_url.startswith("sqlite:"):
-            check_file(Path(ledger_url.removeprefix("sqlite:///")))
-    # It was worth checking. Which of the two removals a few kills meet is left to chance.
+    # It was worth checking. What a few kills meet beside records is left to chance.
     assert "record" in kinds_cut_short
     assert kinds_cut_short & {"retire", "delete"}
+    if KILLS >= 200:
+        assert {"retire", "delete"} <= kinds_cut_short
+        assert path is None or "purge" in kinds_cut_short
 
 
 async def has_other_clients(ledger_url: str) -> bool:
@@ -72,12 +77,20 @@ async def read_after_crash(ledger_url: str, rollout_ids: list[str]) -> list[Even
         return await read_all(ledger, rollout_ids)
 
 
-def check_file(path: Path) -> None:
-    """Sees that SQLite finds the file whole, and that there are rows of live and of abandoned generations only."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA wal_autocheckpoint = 0")
+def purge_was_cut_short(path: Path, directory: Path) -> bool:
+    """Sees that nothing in a SQLite file and its WAL is torn or lost, and tells whether rows were left to purge.
+
+    It looks at a copy, so that what a handle will open is what the killed process has left.
+    """
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    for part in (path, path.with_name(f"{path.name}-wal")):
+        if part.exists():
+            shutil.copy(part, directory)
+    with closing(sqlite3.connect(directory / path.name)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         known = "SELECT generation FROM rollout WHERE generation IS NOT NULL UNION SELECT generation FROM purge"
         for table, generation in (("call", "call_rowid >> 24"), ("finder", "generation")):
             lost = f"SELECT count(*) FROM {table} WHERE {generation} NOT IN ({known})"
             assert connection.execute(lost).fetchone() == (0,)
+        return connection.execute("SELECT 1 FROM purge").fetchone() is not None

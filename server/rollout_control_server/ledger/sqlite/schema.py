@@ -21,7 +21,7 @@ So the rows of a rollout lie together and in order, whatever other rollouts reco
 """
 
 _TO_VERSION_1: Final = (
-    # A rollout that has rows has a generation; a fence has none, and its time. So a fence costs its id and 10 bytes.
+    # A rollout that has rows has a generation; a fence has none, and its time. So a fence costs its id and 14 bytes.
     """
     CREATE TABLE rollout (
       rollout_id TEXT PRIMARY KEY,
