@@ -33,7 +33,7 @@ class Reply:
 
     @property
     def is_removal(self) -> bool:
-        return self.status == 200 and self.method == "POST"
+        return self.status == 200 and self.path.endswith(("/retire", "/delete"))
 
     @property
     def is_error(self) -> bool:
