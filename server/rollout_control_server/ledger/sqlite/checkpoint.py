@@ -6,6 +6,7 @@ import time
 from typing import Final
 
 from rollout_control_server.ledger.sqlite.file import LedgerFile
+from rollout_control_server.ledger.sqlite.locking import begin_immediate
 
 __all__ = ["Checkpointer"]
 
@@ -27,8 +28,9 @@ class Checkpointer:
     readers that come meanwhile read the database alone. As long as that does not succeed, it gets longer.
     """
 
-    def __init__(self, file: LedgerFile) -> None:
+    def __init__(self, file: LedgerFile, busy_timeout_s: float) -> None:
         self._file: Final = file
+        self._busy_timeout_s: Final = busy_timeout_s
         self._due_at = _WAL_BYTES
         self._linger_s = _FIRST_LINGER_S
 
@@ -38,7 +40,7 @@ class Checkpointer:
         if size < _WAL_BYTES:
             self._due_at, self._linger_s = _WAL_BYTES, _FIRST_LINGER_S
         elif size >= self._due_at:
-            lock_holder.execute("BEGIN IMMEDIATE")
+            begin_immediate(lock_holder, self._busy_timeout_s)
             try:
                 connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
                 time.sleep(self._linger_s)

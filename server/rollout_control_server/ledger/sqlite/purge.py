@@ -4,6 +4,7 @@ import sqlite3
 import time
 from typing import Final
 
+from rollout_control_server.ledger.sqlite.locking import begin_immediate
 from rollout_control_server.ledger.sqlite.rows import SEQ_MASK
 from rollout_control_server.ledger.sqlite.schema import SEQ_BITS
 
@@ -18,12 +19,12 @@ def purge_is_due(connection: sqlite3.Connection) -> bool:
     return connection.execute("SELECT 1 FROM purge LIMIT 1").fetchone() is not None
 
 
-def purge_some(connection: sqlite3.Connection, budget_s: float) -> None:
+def purge_some(connection: sqlite3.Connection, budget_s: float, busy_timeout_s: float) -> None:
     """Removes rows for about `budget_s` seconds, in a transaction of its own.
 
     Each step removes what it finds first, so a purge goes on from wherever another, or a crash, has left it.
     """
-    connection.execute("BEGIN IMMEDIATE")
+    begin_immediate(connection, busy_timeout_s)
     try:
         end = time.perf_counter() + budget_s
         while time.perf_counter() < end:

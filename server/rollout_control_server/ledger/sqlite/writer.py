@@ -15,6 +15,7 @@ from rollout_control_server.ledger.sqlite.chains import ChainCache
 from rollout_control_server.ledger.sqlite.checkpoint import Checkpointer
 from rollout_control_server.ledger.sqlite.faults import storage_faults
 from rollout_control_server.ledger.sqlite.file import LedgerFile
+from rollout_control_server.ledger.sqlite.locking import begin_immediate
 from rollout_control_server.ledger.sqlite.purge import purge_is_due, purge_some
 from rollout_control_server.ledger.sqlite.reader import open_same_file
 from rollout_control_server.ledger.sqlite.writes import RolloutStates, WriteTransaction
@@ -68,7 +69,7 @@ class Writer:
         self._states = RolloutStates()
         self._next_purge: float | None = None
         self._untidy = False
-        self._checkpointer: Final = Checkpointer(file)
+        self._checkpointer: Final = Checkpointer(file, busy_timeout_s)
 
     async def run(self, job: Callable[[WriteTransaction], _T]) -> _T:
         """Runs the job in the next transaction, and returns what it returned once that is durable."""
@@ -136,7 +137,7 @@ class Writer:
     def _transaction(self, jobs: list[_Job]) -> list[_Outcome]:
         with storage_faults(self._file.path):
             connection = self._open().writing
-            connection.execute("BEGIN IMMEDIATE")
+            begin_immediate(connection, self._busy_timeout_s)
             try:
                 transaction = WriteTransaction(connection, self._states, self._chains)
                 outcomes: list[_Outcome] = []
@@ -162,6 +163,8 @@ class Writer:
         if self._connections is None:
             writing = open_same_file(self._file, busy_timeout_s=self._busy_timeout_s)
             self._connections = _Connections(writing, open_same_file(self._file, busy_timeout_s=self._busy_timeout_s))
+            for connection in self._connections:
+                connection.execute("PRAGMA busy_timeout = 0")  # see begin_immediate
             self._states = RolloutStates()
         return self._connections
 
@@ -183,7 +186,7 @@ class Writer:
                 connection, lock_holder = self._open()
                 if self._purge_is_due():
                     begun = time.perf_counter()
-                    purge_some(connection, _PURGE_S)
+                    purge_some(connection, _PURGE_S, self._busy_timeout_s)
                     pause = (time.perf_counter() - begun) * (1 / _PURGE_SHARE - 1)
                     self._next_purge = time.perf_counter() + pause if purge_is_due(connection) else None
                 elif look_for_purge and self._next_purge is None and purge_is_due(connection):
