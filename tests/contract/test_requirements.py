@@ -6,7 +6,7 @@ from importlib.resources import files
 import pytest
 from rollout_control_server.check.checking import CHECKED_IDS
 from rollout_control_server.check.examination import CHECKS, OBSERVERS
-from rollout_control_server.check.fuzzing import BY_STATUS, REQUIREMENT_OF
+from rollout_control_server.check.findings import BY_STATUS, REQUIREMENT_OF
 from rollout_control_server.check.requirements import (
     A_BATCH_OPERATION,
     RECORDED_ID,

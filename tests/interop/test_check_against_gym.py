@@ -25,6 +25,7 @@ DEPARTURES = {
     # Its store makes a file's name of an id, and adds to it.
     "ids.valid": "500",
     "ids.too-long": "500",
+    "ids.invalid-in-path": "500",
     "ids.dot-segments": "200",
     "errors.media-type": "401",
     "errors.members": "401",

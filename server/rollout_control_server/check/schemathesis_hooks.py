@@ -1,28 +1,19 @@
-"""What schemathesis loads: hooks that keep removals to ids of the check's own, and write down what is found.
+"""What schemathesis loads: a hook that keeps removals to ids of the check's own, and writes down which.
 
 The process that starts schemathesis names the file to write to, and the prefix of the ids, in environment variables.
 """
 
-import base64
 import json
 import os
 from typing import Any, Final
 
-import requests
 import schemathesis
 from rollout_control_spec import validate_rollout_id
-from schemathesis.checks import CheckResult
-from schemathesis.core.transport import Response
 
-from rollout_control_server.check.fuzzing import FINDINGS_VARIABLE, PREFIX_VARIABLE
+from rollout_control_server.check.fuzzing import PREFIX_VARIABLE, SENT_VARIABLE
 
 LONGEST_ID: Final = 255
 PREFIX: Final = os.environ[PREFIX_VARIABLE]
-
-
-def _write(line: dict[str, Any]) -> None:
-    with open(os.environ[FINDINGS_VARIABLE], "a", encoding="utf-8") as findings:
-        findings.write(json.dumps(line) + "\n")
 
 
 def _is_valid(rollout_id: str) -> bool:
@@ -53,46 +44,9 @@ def _ids_in(value: Any) -> list[str]:
 @schemathesis.hook
 def before_call(context: schemathesis.HookContext, case: schemathesis.Case[Any], kwargs: dict[str, Any]) -> None:
     """Keeps a removal to ids of the check's own."""
-    if case.method.upper() == "GET":
-        _write({"sent": 1})
-        return
-    case.body = _of_our_own(case.body)
-    _write({"sent": 1, "touched": _ids_in(case.body)})
-
-
-@schemathesis.hook
-def after_validate(
-    context: schemathesis.HookContext, case: schemathesis.Case[Any], response: Response, results: list[CheckResult]
-) -> None:
-    """Writes down what a check found."""
-    for result in results:
-        if result.failure is not None:
-            _write(
-                {
-                    "check": result.name,
-                    "title": result.failure.title,
-                    "message": result.failure.message,
-                    "status": response.status_code,
-                    "headers": [[name, value] for name, values in response.headers.items() for value in values],
-                    "content": base64.b64encode(response.content).decode(),
-                    **_request_of(response.request),
-                }
-            )
-
-
-@schemathesis.hook
-def after_network_error(
-    context: schemathesis.HookContext, case: schemathesis.Case[Any], request: requests.PreparedRequest
-) -> None:
-    """Writes down that no answer came."""
-    _write({"check": "network", "title": "no whole answer came", "message": "", "status": 0, **_request_of(request)})
-
-
-def _request_of(request: requests.PreparedRequest) -> dict[str, Any]:
-    body = request.body if isinstance(request.body, str | bytes) else b""
-    return {
-        "method": request.method,
-        "path": request.path_url,
-        "request_headers": dict(request.headers),
-        "body": base64.b64encode(body.encode() if isinstance(body, str) else body).decode(),
-    }
+    touched = []
+    if case.method.upper() != "GET":
+        case.body = _of_our_own(case.body)
+        touched = _ids_in(case.body)
+    with open(os.environ[SENT_VARIABLE], "a", encoding="utf-8") as sent:
+        sent.write(json.dumps({"touched": touched}) + "\n")
