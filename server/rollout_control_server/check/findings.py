@@ -85,7 +85,8 @@ def _of_scenario(recorder: dict[str, Any]) -> Iterator[Finding]:
             if check["status"] != "failure":
                 continue
             failure = check["failure_info"]["failure"]
-            words = f"{failure['title']}: {failure['message']}".replace("\n", " ")
+            words = f"no finding of schemathesis; it found: {failure['title']}: {failure['message']}"
+            words = " ".join(words.split()).rstrip(":")
             answered = interaction if interaction and interaction["response"] else None
             yield Finding(check["name"] if answered else "", words, failure["operation"], answered)
 
