@@ -115,7 +115,7 @@ def forget_fences(ledger_url: str, older_than: timedelta | None) -> None:
     Without --older-than it only counts. A rollout whose fence is forgotten is one that never was: a write that comes
     later than that starts a new ledger. So DURATION must be longer than the latest that a write can come.
     """
-    ledger = ledger_of(ledger_url)
+    ledger = ledger_of(ledger_url, create=False)
     try:
         count = asyncio.run(count_fences(ledger, timedelta.max if older_than is None else older_than))
     except RolloutControlError as error:
@@ -131,9 +131,9 @@ async def count_fences(ledger: CaptureLedger, older_than: timedelta) -> FenceCou
         return await ledger.forget_fences(older_than)
 
 
-def ledger_of(url: str) -> CaptureLedger:
+def ledger_of(url: str, *, create: bool = True) -> CaptureLedger:
     """Opens the ledger of a URL that somebody typed."""
     try:
-        return open_ledger(url)
+        return open_ledger(url, create=create)
     except (ValueError, ModuleNotFoundError, LedgerError) as error:
         raise click.BadParameter(str(error), param_hint="--ledger") from error

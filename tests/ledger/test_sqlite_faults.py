@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from rollout_control_server.errors import LedgerCorruptError, LedgerUnavailableError
+from rollout_control_server.errors import LedgerCorruptError, LedgerRefusedError, LedgerUnavailableError
 from rollout_control_server.ledger import SqliteLedger
 from rollout_control_server.ledger.conformance.steps import call_ids, record_all
 from rollout_control_server.samples import sample_commit, sample_conversation
@@ -115,9 +115,24 @@ async def test_a_write_goes_on_when_the_lock_is_released_in_time(path: Path) -> 
 
 
 def test_a_ledger_is_made_in_no_directory_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(LedgerUnavailableError, match="unable to open"):
+    with pytest.raises(LedgerRefusedError, match="there is no directory"):
         SqliteLedger(tmp_path / "missing" / "ledger.sqlite")
+    with pytest.raises(LedgerRefusedError, match="is a directory"):
+        SqliteLedger(tmp_path)
+    with pytest.raises(LedgerRefusedError, match="there is no ledger"):
+        SqliteLedger(tmp_path / "ledger.sqlite", create=False)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("leftover", ["ledger.sqlite-wal", "ledger.sqlite-shm"])
+def test_no_ledger_is_made_beside_the_wal_of_one_that_is_gone(tmp_path: Path, leftover: str) -> None:
+    """SQLite would take the old WAL's pages for the new file's."""
+    (tmp_path / leftover).write_bytes(b"pages of another file")
+    with pytest.raises(LedgerRefusedError, match=f"{leftover} is there"):
+        SqliteLedger(tmp_path / "ledger.sqlite")
+    assert [file.name for file in tmp_path.iterdir()] == [leftover]
+    (tmp_path / leftover).unlink()
+    SqliteLedger(tmp_path / "ledger.sqlite")
 
 
 @pytest.mark.parametrize("how", ["removed", "moved", "replaced", "directory removed", "wal removed", "shm removed"])
@@ -349,3 +364,29 @@ async def test_a_corrupt_page_is_reported_as_corrupt(path: Path) -> None:
         bad, *good = await asyncio.gather(*writes, return_exceptions=True)
         assert isinstance(bad, LedgerCorruptError)
         assert good == [True, True]
+
+
+@pytest.mark.parametrize("damage", ["a page twice", "half a page"])
+async def test_a_page_that_the_disk_mixed_up_is_reported_as_corrupt(path: Path, damage: str) -> None:
+    """SQLite sees nothing wrong with a page that stands in another's place, nor with zeros within a row."""
+    async with SqliteLedger(path) as ledger:
+        await record_all(ledger, sample_conversation("r", 60))
+    mix_up(path, damage)
+    async with SqliteLedger(path) as ledger:
+        with pytest.raises(LedgerCorruptError):
+            await ledger.manifest("r")
+        with pytest.raises(LedgerCorruptError):
+            await ledger.manifests(["r"], 10**9)
+
+
+def mix_up(path: Path, damage: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        leaves = "SELECT pageno FROM dbstat WHERE name = 'call' AND pagetype = 'leaf' ORDER BY pageno"
+        pages = [page for (page,) in connection.execute(leaves)]
+    content = bytearray(path.read_bytes())
+    start = (pages[5] - 1) * 4096
+    if damage == "a page twice":
+        content[start : start + 4096] = content[(pages[4] - 1) * 4096 : pages[4] * 4096]
+    else:
+        content[start + 2048 : start + 4096] = bytes(2048)
+    path.write_bytes(content)

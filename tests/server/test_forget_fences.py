@@ -57,3 +57,10 @@ def test_a_ledger_that_cannot_be_opened_is_said_clearly(tmp_path: Path) -> None:
     result = forget_fences(tmp_path / "notes.txt")
     assert result.exit_code == 2
     assert "no SQLite database" in result.output
+
+
+def test_a_mistyped_path_makes_no_ledger(tmp_path: Path) -> None:
+    result = forget_fences(tmp_path / "typo.sqlite")
+    assert result.exit_code == 2
+    assert "there is no ledger" in result.output
+    assert list(tmp_path.iterdir()) == []

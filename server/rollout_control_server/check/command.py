@@ -77,6 +77,8 @@ def check(
     auth_token = os.environ.get(AUTH_TOKEN_VARIABLE, "")
     if not auth_token:
         raise click.UsageError(f"set {AUTH_TOKEN_VARIABLE} to the bearer token that the server takes")
+    if "@" in base_url.partition("?")[0]:
+        raise click.UsageError("BASE_URL has no user and no password: the report would show them")
     try:
         BearerToken(auth_token)
         report = check_server(

@@ -33,7 +33,7 @@ async def record_rows(ledger: CaptureLedger, rollout_id: str, rows: list[Row]) -
 
 
 async def _main(ledger_url: str) -> None:
-    async with open_ledger(ledger_url) as ledger:
+    async with open_ledger(ledger_url, create=False) as ledger:
         await record_rows(ledger, **json.load(sys.stdin))
 
 

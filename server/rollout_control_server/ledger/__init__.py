@@ -10,7 +10,7 @@ from rollout_control_server.ledger.sqlite import SqliteLedger
 __all__ = ["CaptureLedger", "FenceCount", "MemoryLedger", "SqliteLedger", "open_ledger", "shown_ledger_url"]
 
 
-def open_ledger(url: str) -> CaptureLedger:
+def open_ledger(url: str, *, create: bool = True) -> CaptureLedger:
     """Opens the ledger that a URL names.
 
     - `memory://`: in this process, gone with it.
@@ -18,6 +18,10 @@ def open_ledger(url: str) -> CaptureLedger:
       and absolute with a fourth slash: `sqlite:////var/lib/ledger.sqlite`.
     - `postgresql://USER:PASSWORD@HOST/DATABASE`: in a PostgreSQL database; the query takes what libpq's takes, and the
       options of PostgresLedger.
+
+    Args:
+        url: Which ledger.
+        create: Whether a SQLite file that is not there is made.
 
     Raises:
         LedgerRefusedError: What the URL names cannot be a ledger.
@@ -33,7 +37,7 @@ def open_ledger(url: str) -> CaptureLedger:
     if url == "memory://":
         return MemoryLedger()
     if scheme == "sqlite":
-        return _open_sqlite(url)
+        return _open_sqlite(url, create=create)
     raise ValueError(f"no ledger has the URL scheme {scheme!r}; use memory://, sqlite:///PATH or postgresql://...")
 
 
@@ -46,8 +50,8 @@ def shown_ledger_url(url: str) -> str:
     return re.sub(r"([?&](?:ssl)?password=)[^&]*", r"\1***", without)
 
 
-def _open_sqlite(url: str) -> SqliteLedger:
+def _open_sqlite(url: str, *, create: bool) -> SqliteLedger:
     start, path = url[: len("sqlite:///")], url[len("sqlite:///") :]
     if start != "sqlite:///" or path in ("", "/") or "?" in path or "#" in path:
         raise ValueError(f"{url!r} names no file: write sqlite:///ledger.sqlite, or sqlite:////var/lib/ledger.sqlite")
-    return SqliteLedger(unquote(path))
+    return SqliteLedger(unquote(path), create=create)

@@ -388,6 +388,13 @@ BEGIN
   IF current_setting('transaction_read_only') <> 'off' THEN
     RAISE EXCEPTION 'cannot write in a read-only transaction' USING ERRCODE = 'read_only_sql_transaction';
   END IF;
+  IF NOT has_table_privilege('{schema}.rollout', 'INSERT, UPDATE, DELETE')
+    OR NOT has_table_privilege('{schema}.call_record', 'INSERT')
+    OR NOT has_table_privilege('{schema}.call_failure', 'INSERT')
+    OR NOT has_table_privilege('{schema}.purge_queue', 'INSERT')
+  THEN
+    RAISE EXCEPTION 'permission denied for the tables of a ledger' USING ERRCODE = 'insufficient_privilege';
+  END IF;
 END $$;
 
 -- Returns whether a rollout is fenced; null when it has neither rows nor a fence.

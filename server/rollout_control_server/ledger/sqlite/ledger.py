@@ -41,6 +41,7 @@ class SqliteLedger(CaptureLedger):
     Args:
         path: The file. Its directory must exist, on a local disk.
         busy_timeout_s: Seconds that a write waits while another process holds the file's write lock. Reads don't wait.
+        create: Whether a file that is not there is made.
 
     Raises:
         LedgerCorruptError: The file is damaged.
@@ -51,14 +52,18 @@ class SqliteLedger(CaptureLedger):
 
     process_shared = True
 
-    def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 5.0) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 5.0, create: bool = True) -> None:
         if busy_timeout_s < 0:
             raise ValueError(f"busy_timeout_s must not be negative, and is {busy_timeout_s}")
         _refuse_old_sqlite()
         self._path: Final = Path(path).absolute()
         refuse_network_file_system(self._path)
         with storage_faults(self._path):
+            if self._path.is_dir():
+                raise LedgerRefusedError(f"{self._path} is a directory: name a file for the ledger")
             if not self._path.exists():
+                if not create:
+                    raise LedgerRefusedError(f"there is no ledger {self._path}: name one that is there")
                 create_ledger(self._path)
             before = self._path.stat()
             connection = open_ledger_file(self._path, busy_timeout_s=busy_timeout_s)

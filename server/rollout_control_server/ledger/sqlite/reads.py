@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 from rollout_control_spec import RolloutRetiredError
 
+from rollout_control_server.errors import LedgerCorruptError
 from rollout_control_server.ledger.base import CheckedCommit, ManifestsRead, join_manifest
 from rollout_control_server.ledger.sqlite.chains import ChainCache
 from rollout_control_server.ledger.sqlite.rows import (
@@ -30,7 +31,7 @@ _EMPTY_MANIFEST_BYTES: Final = len(join_manifest("", (), ()))
 # more than so many; then none is read.
 _MANIFEST: Final = """
   SELECT
-    count(rollout_id), generation, count(call_rowid), max(call_rowid),
+    count(rollout_id), generation, count(call_rowid), sum(call_rowid & 16777215), max(call_rowid),
     CAST(group_concat(json, ',') FILTER (WHERE failed IS NULL) AS BLOB),
     CAST(group_concat(json, ',') FILTER (WHERE failed IS NOT NULL) AS BLOB)
   FROM rollout LEFT JOIN call ON call_rowid BETWEEN generation << 24 AND iif(
@@ -58,16 +59,27 @@ def manifest(connection: sqlite3.Connection, rollout_id: str, at_most: int) -> b
         LongReadError: It has more rows.
         RolloutRetiredError: The rollout is fenced.
     """
-    known, generation, rows, last_row, records, failures = connection.execute(
+    known, generation, rows, sum_of_seqs, last_row, records, failures = connection.execute(
         _MANIFEST, (at_most if at_most <= SEQ_MASK else None, rollout_id)
     ).fetchone()
     if known and generation is None:
         raise RolloutRetiredError(rollout_id)
     if known and last_row is None and at_most <= SEQ_MASK:
         raise LongReadError
-    if known and (last_row is None or rows != (last_row & SEQ_MASK) + 1):
+    # By the sum, a row that stands twice in the place of another is found too.
+    if known and (last_row is None or rows != (last_row & SEQ_MASK) + 1 or sum_of_seqs != rows * (rows - 1) // 2):
         raise lost_rows(rollout_id)
-    return join_manifest(rollout_id, [records] if records else [], [failures] if failures else [])
+    joined = join_manifest(rollout_id, [records] if records else [], [failures] if failures else [])
+    _check_whole(rollout_id, joined)
+    return joined
+
+
+def _check_whole(rollout_id: str, json: bytes) -> None:
+    """Refuses the trace of a page that was written in part: JSON has no byte 0."""
+    if b"\0" in json:
+        raise LedgerCorruptError(
+            f"the rows of rollout {rollout_id!r} are damaged: a page holds zeros where text belongs"
+        )
 
 
 def manifests(connection: sqlite3.Connection, rollout_ids: list[str], max_bytes: int) -> ManifestsRead:
@@ -89,6 +101,7 @@ def manifests(connection: sqlite3.Connection, rollout_ids: list[str], max_bytes:
             if generation is not None:
                 if call_rowid != generation << SEQ_BITS | seq:
                     raise lost_rows(rollout_id)
+                _check_whole(rollout_id, json)
                 (failures if failed else records).append(json)
                 size += len(json) + 1
             if size + _EMPTY_MANIFEST_BYTES + len(rollout_id) > max_bytes and index > 0:

@@ -100,9 +100,13 @@ def create_ledger(path: Path) -> None:
     The file gets its name when it is whole, so nobody ever meets half a ledger.
 
     Raises:
-        LedgerRefusedError: The file system lacks what a ledger needs.
-        OSError: The directory is not there, or takes no files.
+        LedgerRefusedError: The directory is not there, the file system lacks what a ledger needs, or the WAL of another
+            file of this name is there.
+        OSError: The directory takes no files.
     """
+    if not path.parent.is_dir():
+        raise LedgerRefusedError(f"there is no directory {path.parent}: make it, or name another file for the ledger")
+    _refuse_leftovers(path)
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
     try:
         connection = connect(unfinished, create=True, busy_timeout_s=0)
@@ -126,6 +130,21 @@ def create_ledger(path: Path) -> None:
         for leftover in (unfinished, *unfinished.parent.glob(f"{unfinished.name}-*")):
             leftover.unlink(missing_ok=True)
     _sync_directory(path.parent)
+
+
+def _refuse_leftovers(path: Path) -> None:
+    """Refuses the WAL of a ledger whose file is gone: a new file would be mixed with its pages.
+
+    Raises:
+        LedgerRefusedError: There is one.
+    """
+    for leftover in (path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        # In this order: another process that makes the ledger now makes the file first.
+        if leftover.exists() and not path.exists():
+            raise LedgerRefusedError(
+                f"{leftover} is there, and the ledger {path} that it belongs to is not: put the file back, or, if its "
+                f"rows are not needed, remove {path.name}-wal and {path.name}-shm"
+            )
 
 
 def open_ledger_file(path: Path, *, busy_timeout_s: float) -> sqlite3.Connection:
