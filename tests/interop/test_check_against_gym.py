@@ -1,6 +1,8 @@
 """The contract check against the released Gym's own control routes, on Gym's own ledger."""
 
 import asyncio
+import sys
+from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
@@ -10,6 +12,7 @@ from peer_vectors import rollout_of, write_into_gyms
 from rollout_control_server.check.checking import Report, check_server
 from rollout_control_server.check.examination import Verdict
 from rollout_control_server.check.fuzzing import Fuzzing
+from rollout_control_server.check.recorder import command_recorder
 from served import TOKEN, serving
 
 CASE = "mixed"
@@ -67,3 +70,17 @@ def test_gyms_rows_are_those_of_the_contract(report: Report) -> None:
         "manifest.not-empty",
         "success.exact-fields",
     } <= holding
+
+
+def test_every_requirement_on_manifests_holds_where_rows_are_recorded(tmp_path: Path) -> None:
+    app = FastAPI()
+    install_rollout_control_routes(app, FileLineageStore(tmp_path), auth_token=TOKEN)
+    record = command_recorder(f"{sys.executable} {Path(__file__).with_name('record_in_gym.py')} {tmp_path}")
+    with serving(app) as base_url:
+        report = check_server(base_url, TOKEN, recorder=record)
+    verdicts = {
+        name: one.verdict
+        for name, one in report.outcomes.items()
+        if name.startswith(("manifest.", "records.", "failures.", "success."))
+    }
+    assert set(verdicts.values()) == {Verdict.HOLDS}
