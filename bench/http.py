@@ -64,7 +64,7 @@ def run(folder: Path) -> PartReport:
         for connections in (1, 4, 16, 64, 256):
             _add(by_connections, connections, asks[10].rates(connections=connections, rounds=1))
         for asking in asks.values():
-            asking.check_all()
+            asking.check(every=10)
     return PartReport(
         results,
         [
@@ -120,15 +120,15 @@ class Asking:
     folder: Path
 
     def __post_init__(self) -> None:
-        sizes = self.check_all()
+        sizes = self.check()
         self._body_bytes = min(sizes), max(sizes)
 
-    def check_all(self) -> list[int]:
-        """Reads every manifest from every server and looks into it; returns their sizes."""
+    def check(self, *, every: int = 1) -> list[int]:
+        """Reads the manifests, or every so-manieth, from every server and looks into them; returns their sizes."""
         sizes: list[int] = []
         for server in self.servers.values():
             with httpx.Client(base_url=server.base_url, headers={"Authorization": AUTHORIZATION}, timeout=30) as http:
-                for rollout_id in self.rollouts:
+                for rollout_id in list(self.rollouts)[::every]:
                     answer = http.get(manifest_path(rollout_id)).raise_for_status().content
                     check_manifest(self.rollouts, rollout_id, answer)
                     sizes.append(len(answer))

@@ -65,9 +65,7 @@ def run(folder: Path) -> PartReport:
         shutil.rmtree(here)
         return retire_ms
 
-    rounds = alternate(
-        {"ours": lambda: measure("ours"), "peer": lambda: measure("peer")}, rounds=3, again=1, warm_up=False
-    )
+    rounds = alternate({"ours": lambda: measure("ours"), "peer": lambda: measure("peer")}, rounds=3, warm_up=False)
     notices = [{"ours": ours, "peer": peer} for ours, peer in zip(noticed["ours"], noticed["peer"], strict=True)]
     read = f"GET of another rollout during a retire of {BATCH} and its purge, p99 of {READS}, against idle"
     return PartReport(

@@ -10,7 +10,7 @@ DISTURBED_SHARE = 0.10
 """A round in which others used, or the hypervisor took, more than this share of one core is measured again."""
 
 _BEGUN = time.monotonic()
-_TIME_TO_REPEAT_S = 480
+_TIME_TO_REPEAT_S = 240
 """Once a run is as old as this, no round is measured again, so that the whole stays under fifteen minutes."""
 
 
@@ -33,10 +33,11 @@ def alternate(
     *,
     rounds: int = 5,
     pids: Iterable[int] = (),
-    again: int = 2,
     warm_up: bool = True,
 ) -> list[dict[str, float]]:
     """Runs the measures one after another, in rounds, and returns the figures of the least disturbed rounds.
+
+    Disturbed rounds are repeated, at most half as many as there are.
 
     Beside the figure of each side, "others" is the share of one core that others used meanwhile.
 
@@ -44,7 +45,6 @@ def alternate(
         measures: What to run, by side.
         rounds: How many rounds are returned.
         pids: Processes that work for the measures, beside this one and its children that have ended.
-        again: How many disturbed rounds are repeated at most.
         warm_up: Whether a first round is thrown away.
     """
     pids = tuple(pids)
@@ -52,7 +52,7 @@ def alternate(
         for measure in measures.values():
             measure()
     done: list[Round] = []
-    while len(done) < rounds or _worth_another(done, rounds, again):
+    while len(done) < rounds or _worth_another(done, rounds):
         before = _Used.now(pids)
         figures = {side: measure() for side, measure in measures.items()}
         done.append(Round(figures, before.others_share_since(_Used.now(pids))))
@@ -62,9 +62,9 @@ def alternate(
     return [{**each.figures, "others": each.others_share} for each in kept]
 
 
-def _worth_another(done: list[Round], rounds: int, again: int) -> bool:
+def _worth_another(done: list[Round], rounds: int) -> bool:
     undisturbed = sum(each.others_share <= DISTURBED_SHARE for each in done)
-    return undisturbed < rounds and len(done) < rounds + again and time.monotonic() < _BEGUN + _TIME_TO_REPEAT_S
+    return undisturbed < rounds and len(done) < rounds + rounds // 2 and time.monotonic() < _BEGUN + _TIME_TO_REPEAT_S
 
 
 @dataclass
