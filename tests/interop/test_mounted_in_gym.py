@@ -79,4 +79,4 @@ def test_installing_again_is_refused(build: Build) -> None:
     for first in (install_rollout_control_routes, gym_routes.install_rollout_control_routes):
         app = build(first)
         with pytest.raises(ValueError, match="install them once"):
-            install_rollout_control_routes(app, object(), auth_token=TOKEN)
+            install_rollout_control_routes(app, MemoryLedger(), auth_token=TOKEN)
