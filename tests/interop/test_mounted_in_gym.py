@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 from gym_model_server import TOKEN, build_app, capture_settings
 from nemo_gym.token_id_capture import control_routes as gym_routes
-from rollout_control_server import install_rollout_control_routes
+from rollout_control_server import MemoryLedger, install_rollout_control_routes
 
 MANIFEST = "/training-token-capture/control/rollouts/r/manifest"
 
