@@ -1,7 +1,6 @@
 """What PostgresLedger does when its database fails: each fault is real, told as the contract says, and ends."""
 
 import asyncio
-import os
 import shutil
 import subprocess
 import sys
@@ -168,7 +167,6 @@ async def test_a_server_without_a_free_connection(
     await database.execute(f"DROP OWNED BY {role}")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root; without, the code alone is tested below")
 async def test_a_full_disk(postgres: PostgresServer, database: Any) -> None:
     """The ledger's tables are on a small file system of their own, which other rows fill."""
     with small_file_system(postgres) as directory:
@@ -185,18 +183,22 @@ async def test_a_full_disk(postgres: PostgresServer, database: Any) -> None:
             for size in (1_000_000, 8_000):
                 with pytest.raises(asyncpg.DiskFullError):
                     await _fill(operator, size)
-            kept = 0
-            with pytest.raises(LedgerUnavailableError, match="out of disk"):  # noqa: PT012
-                while await ledger.record(sample_commit("full", f"c{kept}")):
-                    kept += 1
+            kept: list[str] = []
+            with pytest.raises(LedgerUnavailableError, match="out of disk"):
+                await _record_for_ever(ledger, kept)
             assert await ledger.manifest("r") == before
             await operator.execute("DROP TABLE filler")
             await operator.execute("CHECKPOINT")
-            assert (await ledger.manifest("full")).count(b'"model_call_id"') == kept
+            assert (await ledger.manifest("full")).count(b'"model_call_id"') == len(kept)
             await assert_works(ledger)
         await operator.close()
         await database.execute(f"DROP DATABASE {space} WITH (FORCE)")
         await database.execute(f"DROP TABLESPACE {space}")
+
+
+async def _record_for_ever(ledger: CaptureLedger, kept: list[str]) -> None:
+    while await ledger.record(sample_commit("full", call_id := f"c{len(kept)}")):
+        kept.append(call_id)
 
 
 async def _fill(operator: Any, size: int) -> None:
@@ -208,7 +210,11 @@ async def _fill(operator: Any, size: int) -> None:
 def small_file_system(server: PostgresServer) -> Iterator[Path]:
     mount = server.directory / "small"
     mount.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", mount], check=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", mount], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("nobody may mount a small file system here: a PostgreSQL whose disk is full was NOT TESTED")
     try:
         shutil.chown(mount, server.user)
         yield mount
