@@ -31,8 +31,8 @@ _Outcome = Any
 _MAX_JOBS: Final = 128
 """Of 256 tasks, half prepare their next record while those of the other half are committed."""
 
-_PURGE_S: Final = 0.003
-_PURGE_SHARE: Final = 0.25
+_PURGE_S: Final = 0.001
+_PURGE_SHARE: Final = 0.1
 """How much of its time the writer purges, so that reads and writes hardly notice."""
 _PURGE_RETRY_S: Final = 0.5
 
