@@ -1,4 +1,4 @@
-"""Removing the rows of generations that no rollout has any more, a few milliseconds at a time."""
+"""Removing the rows of generations that no rollout has any more, a millisecond or so at a time."""
 
 import sqlite3
 import time
