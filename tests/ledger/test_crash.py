@@ -90,7 +90,7 @@ def purge_was_cut_short(path: Path, directory: Path) -> bool:
     with closing(sqlite3.connect(directory / path.name)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         known = "SELECT generation FROM rollout WHERE generation IS NOT NULL UNION SELECT generation FROM purge"
-        for table, generation in (("call", "call_rowid >> 24"), ("finder", "generation")):
+        for table, generation in (("call", "call_rowid >> 24"), ("block_finder", "generation")):
             lost = f"SELECT count(*) FROM {table} WHERE {generation} NOT IN ({known})"
             assert connection.execute(lost).fetchone() == (0,)
         return connection.execute("SELECT 1 FROM purge").fetchone() is not None

@@ -16,6 +16,7 @@ from rollout_control_server.ledger import SqliteLedger, open_ledger
 from rollout_control_server.ledger.conformance.steps import assert_empty, call_ids, record_all
 from rollout_control_server.ledger.sqlite import schema
 from rollout_control_server.ledger.sqlite.file import refuse_network_file_system
+from rollout_control_server.ledger.sqlite.rows import call_key, parent_key
 from rollout_control_server.samples import changed, sample_commit, sample_conversation
 
 
@@ -114,6 +115,38 @@ async def test_an_older_ledger_is_migrated_to_what_a_new_one_is(
         assert rows(path, statement) == rows(fresh, statement)
 
 
+@pytest.mark.parametrize("calls", [5, 16, 40])
+async def test_a_ledger_of_version_1_keeps_what_it_has_and_goes_on(path: Path, calls: int) -> None:
+    commits = sample_conversation("r", calls)
+    async with SqliteLedger(path) as ledger:
+        await record_all(ledger, commits)
+        await ledger.record_failure("r", "failed", "reason")
+    seqs = {commit.record.model_call_id: seq for seq, commit in enumerate(commits)} | {"failed": calls}
+    finder = [(1, call_key(call_id), seq) for call_id, seq in seqs.items()]
+    for seq, commit in enumerate(commits):
+        assert commit.lookup is not None
+        finder.append((1, parent_key(commit.lookup.fingerprint, commit.record.fingerprint_version), seq))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE block_finder")
+        (layout,) = [statement for statement in schema.MIGRATIONS[0] if "TABLE finder" in statement]
+        connection.execute(layout)
+        connection.executemany("INSERT INTO finder VALUES (?, ?, ?)", finder)
+        connection.execute("PRAGMA user_version = 1")
+        connection.commit()
+    async with SqliteLedger(path) as ledger:
+        await record_all(ledger, commits)
+        await ledger.record_failure("r", "failed", "reason")
+        assert await call_ids(ledger, "r") == [commit.record.model_call_id for commit in commits]
+        for call_id in seqs:
+            with pytest.raises(LedgerConflictError):
+                await ledger.record(sample_commit("r", call_id, delta_len=999))
+        more = sample_conversation("r", calls + 40)[calls:]
+        await record_all(ledger, more)
+        for commit in [*commits, *more]:
+            assert commit.lookup is not None
+            assert await ledger.find_parent("r", commit.lookup.fingerprint, 2) == commit
+
+
 async def test_a_migration_that_fails_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await SqliteLedger(path).aclose()
     layout = "SELECT name, sql FROM sqlite_schema ORDER BY name"
@@ -124,6 +157,31 @@ async def test_a_migration_that_fails_changes_nothing(path: Path, monkeypatch: p
             SqliteLedger(path)
     assert rows(path, layout) == before
     await SqliteLedger(path).aclose()
+
+
+async def test_each_handle_finds_what_the_other_has_recorded_at_every_length(path: Path) -> None:
+    commits = sample_conversation("r", 50)
+    async with SqliteLedger(path) as one, SqliteLedger(path) as other:
+        for seq, commit in enumerate(commits):
+            writer, reader = (one, other) if seq % 3 else (other, one)
+            assert commit.lookup is not None
+            assert await reader.find_parent("r", commit.lookup.fingerprint, 2) is None
+            await writer.record(commit)
+            assert await reader.find_parent("r", commit.lookup.fingerprint, 2) == commit
+            await reader.record(commit)
+            with pytest.raises(LedgerConflictError):
+                await reader.record(changed(commit, weight_version=7))
+            await reader.record(commits[seq // 2])
+        assert await call_ids(one, "r") == [commit.record.model_call_id for commit in commits]
+
+
+async def test_a_call_is_found_in_the_transaction_that_completes_its_block(path: Path) -> None:
+    commits = sample_conversation("r", 20)
+    async with SqliteLedger(path) as ledger:
+        await record_all(ledger, commits[:14])
+        # What is handed in together is committed together.
+        await asyncio.gather(*(ledger.record(commit) for commit in (*commits[14:], *commits)))
+        assert await call_ids(ledger, "r") == [commit.record.model_call_id for commit in commits]
 
 
 def open_and_record(path: Path, name: str) -> None:
@@ -311,7 +369,7 @@ async def test_removed_rows_are_purged_by_any_handle_and_their_space_is_used_aga
         # Whoever opens it next goes on with the purge, without a write of its own.
         async with SqliteLedger(path):
             await until_purged(path)
-        for table in ("call", "finder"):
+        for table in ("call", "block_finder"):
             assert rows(path, f"SELECT count(*) FROM {table}") == [(0,)]
         sizes.append(size(path))
     assert sizes[-1] <= sizes[0] * 1.1

@@ -50,12 +50,12 @@ def _purge_step(connection: sqlite3.Connection, generation: int) -> None:
         connection.execute("DELETE FROM call WHERE call_rowid >= ? AND call_rowid < ?", (first[0], end))
     # A row has at most two keys.
     last_key = connection.execute(
-        "SELECT key FROM finder WHERE generation = ? ORDER BY key LIMIT 1 OFFSET ?", (generation, 2 * _STEP_ROWS)
+        "SELECT key FROM block_finder WHERE generation = ? ORDER BY key LIMIT 1 OFFSET ?", (generation, 2 * _STEP_ROWS)
     ).fetchone()
     if last_key is not None:
-        connection.execute("DELETE FROM finder WHERE generation = ? AND key < ?", (generation, last_key[0]))
+        connection.execute("DELETE FROM block_finder WHERE generation = ? AND key < ?", (generation, last_key[0]))
     else:
-        connection.execute("DELETE FROM finder WHERE generation = ?", (generation,))
+        connection.execute("DELETE FROM block_finder WHERE generation = ?", (generation,))
     rows_left = connection.execute(
         "SELECT 1 FROM call WHERE call_rowid BETWEEN ? AND ? LIMIT 1", (base, base | SEQ_MASK)
     ).fetchone()

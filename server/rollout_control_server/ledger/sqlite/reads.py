@@ -15,9 +15,8 @@ from rollout_control_server.ledger.sqlite.rows import (
     SEQ_MASK,
     LongReadError,
     chain_of,
-    find_calls,
+    find_parents,
     lost_rows,
-    parent_key,
     stored_commit,
 )
 from rollout_control_server.ledger.sqlite.schema import SEQ_BITS
@@ -143,15 +142,7 @@ def find_parent(
         generation = _generation(connection, rollout_id)
         if generation is None:
             return None
-        found = []
-        for call in find_calls(connection, generation, parent_key(fingerprint, fingerprint_version)):
-            lookup = call.lookup()
-            if (
-                lookup is not None
-                and lookup.fingerprint == fingerprint
-                and call.keys().fingerprint_version == fingerprint_version
-            ):
-                found.append(call)
+        found = find_parents(connection, generation, fingerprint, fingerprint_version)
         if len(found) != 1:
             return None
         chain = chain_of(connection, found[0], chains.get, at_most)

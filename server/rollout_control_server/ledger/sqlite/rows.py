@@ -3,17 +3,19 @@
 import sqlite3
 import sys
 import zlib
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 import msgspec
 
 from rollout_control_server.errors import LedgerCorruptError
 from rollout_control_server.ledger.base import CheckedCommit
-from rollout_control_server.ledger.sqlite.schema import SEQ_BITS
+from rollout_control_server.ledger.sqlite.schema import BLOCK_ROWS, SEQ_BITS
 from rollout_control_server.records import ParentLookup
 
 __all__ = [
+    "NO_KEY",
     "SEQ_MASK",
     "KnownChain",
     "LongReadError",
@@ -21,6 +23,10 @@ __all__ = [
     "call_key",
     "chain_of",
     "find_calls",
+    "find_in_blocks",
+    "find_parents",
+    "keys_of",
+    "last_block",
     "lost_rows",
     "pack_lookup",
     "parent_key",
@@ -29,10 +35,23 @@ __all__ = [
 
 SEQ_MASK: Final = (1 << SEQ_BITS) - 1
 
-_GET_CALL: Final = (
+NO_KEY: Final = -1
+"""Stands for the parent key of a row that is no parent; no key is equal to it."""
+
+_SELECT_CALL: Final = (
     "SELECT call_rowid, CAST(json AS BLOB), failed, parent_seq, staging_chain, "
-    "context_len, context_digest, fingerprint FROM call WHERE call_rowid = ?"
+    "context_len, context_digest, fingerprint FROM call "
 )
+_GET_CALL: Final = f"{_SELECT_CALL} WHERE call_rowid = ?"
+
+_IN_LAST_BLOCK: Final = """
+  call_rowid BETWEEN
+    (SELECT max(call_rowid) FROM call WHERE call_rowid BETWEEN :first AND :last) / :block * :block AND :last
+"""
+_GET_LAST_BLOCK: Final = f"{_SELECT_CALL} WHERE {_IN_LAST_BLOCK}"
+_SELECT_LOOKUP: Final = "SELECT call_rowid, fingerprint, CAST(json AS BLOB) FROM call"
+_LAST_LOOKUPS: Final = f"{_SELECT_LOOKUP} WHERE context_len IS NOT NULL AND {_IN_LAST_BLOCK}"
+
 KnownChain = Callable[[int, str], tuple[int, tuple[str, ...]] | None]
 """Tells the seq and staging chain of a generation's call from memory, or None."""
 
@@ -104,10 +123,59 @@ def parent_key(fingerprint: str, fingerprint_version: int) -> int:
     return 1 << 32 | zlib.crc32(fingerprint.encode(), fingerprint_version & 0xFFFFFFFF)
 
 
-def find_calls(connection: sqlite3.Connection, generation: int, key: int) -> list[StoredCall]:
-    """Returns the rows of a rollout that a key of the finder leads to; the caller verifies that they are meant."""
-    seqs = connection.execute("SELECT seq FROM finder WHERE generation = ? AND key = ?", (generation, key)).fetchall()
-    return [_get_call(connection, generation, seq) for (seq,) in seqs]
+def last_block(connection: sqlite3.Connection, generation: int) -> list[StoredCall]:
+    """Returns the rows of the block that a rollout's last row is in; nothing if it has lost all of them."""
+    base = generation << SEQ_BITS
+    block = {"first": base, "last": base | SEQ_MASK, "block": BLOCK_ROWS}
+    return [StoredCall(*row) for row in connection.execute(_GET_LAST_BLOCK, block)]
+
+
+def keys_of(calls: Iterable[StoredCall]) -> "array[int]":
+    """Returns the finder's keys of rows: two for each, the second of which may be NO_KEY."""
+    keys = array("q")
+    for call in calls:
+        lookup = call.lookup()
+        record = call.keys()
+        keys.append(call_key(record.model_call_id))
+        keys.append(NO_KEY if lookup is None else parent_key(lookup.fingerprint, record.fingerprint_version))
+    return keys
+
+
+def find_parents(
+    connection: sqlite3.Connection, generation: int, fingerprint: str, fingerprint_version: int
+) -> list[StoredCall]:
+    """Returns the records of a rollout whose lookup this is."""
+    seqs = set(find_in_blocks(connection, generation, parent_key(fingerprint, fingerprint_version)))
+    # The finder may not have the last block yet.
+    base = generation << SEQ_BITS
+    own, packed = _own_fingerprint(fingerprint), _pack(fingerprint)
+    block = {"first": base, "last": base | SEQ_MASK, "block": BLOCK_ROWS}
+    for call_rowid, stored, json in connection.execute(_LAST_LOOKUPS, block):
+        if own in json if stored is None else stored == packed:
+            seqs.add(call_rowid & SEQ_MASK)
+    found = []
+    for call in find_calls(connection, generation, sorted(seqs)):
+        lookup = call.lookup()
+        if (
+            lookup is not None
+            and lookup.fingerprint == fingerprint
+            and call.keys().fingerprint_version == fingerprint_version
+        ):
+            found.append(call)
+    return found
+
+
+def find_in_blocks(connection: sqlite3.Connection, generation: int, key: int) -> list[int]:
+    """Returns the places of those rows in whole blocks that a key leads to; the caller verifies that they are meant."""
+    found = connection.execute(
+        "SELECT seq FROM block_finder WHERE generation = ? AND key = ?", (generation, key)
+    ).fetchall()
+    return [seq for (seq,) in found]
+
+
+def find_calls(connection: sqlite3.Connection, generation: int, seqs: Iterable[int]) -> list[StoredCall]:
+    """Returns the rows of a rollout at these places."""
+    return [_get_call(connection, generation, seq) for seq in seqs]
 
 
 def _get_call(connection: sqlite3.Connection, generation: int, seq: int) -> StoredCall:
@@ -169,9 +237,13 @@ def pack_lookup(commit: CheckedCommit) -> tuple[int | None, bytes | str | None, 
     if lookup is None:
         return None, None, None
     # Where the fingerprint is the record's own, as it is in Gym, the JSON has it.
-    own = b'"continuation_fingerprint":"%s"' % lookup.fingerprint.encode()
-    fingerprint = None if own in commit.record_json else _pack(lookup.fingerprint)
-    return lookup.context_len, _pack(lookup.context_digest), fingerprint
+    own = _own_fingerprint(lookup.fingerprint) in commit.record_json
+    return lookup.context_len, _pack(lookup.context_digest), None if own else _pack(lookup.fingerprint)
+
+
+def _own_fingerprint(fingerprint: str) -> bytes:
+    """Returns how a record's JSON has this fingerprint, if it is the record's own."""
+    return msgspec.json.encode({"continuation_fingerprint": fingerprint})[1:-1]
 
 
 def _pack(text: str) -> bytes | str:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from rollout_control_server.errors import LedgerRefusedError
 
-__all__ = ["APPLICATION_ID", "MIGRATIONS", "SEQ_BITS", "connect", "create_ledger", "open_ledger_file"]
+__all__ = ["APPLICATION_ID", "BLOCK_ROWS", "MIGRATIONS", "SEQ_BITS", "connect", "create_ledger", "open_ledger_file"]
 
 APPLICATION_ID: Final = 0x52434C47
 """`RCLG`, in the file's header: what `file` and other programs know a ledger by."""
@@ -19,6 +19,9 @@ SEQ_BITS: Final = 24
 
 So the rows of a rollout lie together and in order, whatever other rollouts record between them.
 """
+
+BLOCK_ROWS: Final = 16
+"""How many rows of a rollout enter the finder together: those with places 0 to 15, 16 to 31, and so on."""
 
 _TO_VERSION_1: Final = (
     # A rollout that has rows has a generation; a fence has none, and its time. So a fence costs its id and 14 bytes.
@@ -60,7 +63,19 @@ _TO_VERSION_1: Final = (
     "INSERT INTO newest_generation VALUES (0)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_TO_VERSION_1,)
+_TO_VERSION_2: Final = (
+    # The keys of 16 rows of a rollout are inserted together, once those are there, so that most records touch no page
+    # of this table. It has another name, so that a program of version 1 that has the file open stops writing to it.
+    "ALTER TABLE finder RENAME TO block_finder",
+    """
+    DELETE FROM block_finder WHERE seq >= (
+      SELECT (max(call_rowid) & 16777215) + 1 & ~15 FROM call
+      WHERE call_rowid BETWEEN generation << 24 AND generation << 24 | 16777215
+    )
+    """,
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_TO_VERSION_1, _TO_VERSION_2)
 """The statements that bring a file from the schema version that is their index to the next.
 
 A new file runs through all of them, so it is laid out as a migrated one.

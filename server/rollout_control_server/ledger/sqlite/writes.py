@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+from array import array
 from typing import Final, NamedTuple
 
 import msgspec
@@ -10,16 +11,20 @@ from rollout_control_server.errors import LedgerConflictError, LedgerCorruptErro
 from rollout_control_server.ledger.base import CheckedCommit, CheckedFailure
 from rollout_control_server.ledger.sqlite.chains import ChainCache
 from rollout_control_server.ledger.sqlite.rows import (
+    NO_KEY,
     SEQ_MASK,
     StoredCall,
     call_key,
     chain_of,
     find_calls,
+    find_in_blocks,
+    keys_of,
+    last_block,
     lost_rows,
     pack_lookup,
     parent_key,
 )
-from rollout_control_server.ledger.sqlite.schema import SEQ_BITS
+from rollout_control_server.ledger.sqlite.schema import BLOCK_ROWS, SEQ_BITS
 from rollout_control_server.records import RolloutRemoval
 
 __all__ = ["FencesSeen", "RolloutStates", "WriteTransaction"]
@@ -30,16 +35,23 @@ _MAX_KNOWN_ROLLOUTS: Final = 4096
 
 
 class RolloutState:
-    """Where a rollout with rows stands; never the same object for two generations."""
+    """Where a rollout with rows stands; never the same object for two generations.
 
-    __slots__ = ("generation", "next_seq")
+    Attributes:
+        generation: Its rows' generation.
+        next_seq: The place of its next row.
+        recent: The keys of its rows that no whole block holds yet, two for each.
+    """
 
-    def __init__(self, generation: int, next_seq: int) -> None:
+    __slots__ = ("generation", "next_seq", "recent")
+
+    def __init__(self, generation: int, next_seq: int, recent: "array[int]") -> None:
         self.generation: Final = generation
         self.next_seq = next_seq
+        self.recent: Final = recent
 
 
-_FENCED: Final = RolloutState(-1, 0)
+_FENCED: Final = RolloutState(-1, 0, array("q"))
 
 
 class FencesSeen(NamedTuple):
@@ -102,7 +114,7 @@ class WriteTransaction:
             self._new_rollouts.clear()
         if self._new_calls:
             self._connection.executemany("INSERT INTO call VALUES (?, ?, ?, ?, ?, ?, ?, ?)", self._new_calls)
-            self._connection.executemany("INSERT INTO finder VALUES (?, ?, ?)", self._new_finds)
+            self._connection.executemany("INSERT INTO block_finder VALUES (?, ?, ?)", self._new_finds)
             self._new_calls.clear()
             self._new_finds.clear()
             self._new_keys.clear()
@@ -126,16 +138,15 @@ class WriteTransaction:
         if state is _FENCED:
             return False
         key = call_key(commit.model_call_id)
-        if state is not None and self._is_recorded(commit, state.generation, key):
+        if state is not None and self._is_recorded(commit, state, key):
             return True
-        parent_seq, staging_chain = self._pack_chain(commit, None if state is None else state.generation)
+        parent_seq, staging_chain = self._pack_chain(commit, state)
         row = (commit.record_json.decode(), None, parent_seq, staging_chain, *pack_lookup(commit))
         if state is None:
             state = self._new_generation(commit.rollout_id)
-        seq = self._append(state, key, row)
-        if commit.lookup is not None:
-            fingerprint = commit.lookup.fingerprint
-            self._new_finds.append((state.generation, parent_key(fingerprint, commit.fingerprint_version), seq))
+        lookup = commit.lookup
+        as_parent = NO_KEY if lookup is None else parent_key(lookup.fingerprint, commit.fingerprint_version)
+        seq = self._append(state, key, as_parent, row)
         self._new_chains[state.generation, commit.model_call_id] = seq, commit.staging_chain
         return True
 
@@ -147,9 +158,9 @@ class WriteTransaction:
         key = call_key(failure.model_call_id)
         if state is None:
             state = self._new_generation(failure.rollout_id)
-        elif any(call.json == failure.failure_json for call in self._find_calls(state.generation, key)):
+        elif any(call.json == failure.failure_json for call in self._find_calls(state, key)):
             return True
-        self._append(state, key, (failure.failure_json.decode(), 1, None, None, None, None, None))
+        self._append(state, key, NO_KEY, (failure.failure_json.decode(), 1, None, None, None, None, None))
         return True
 
     def retire(self, rollout_ids: list[str]) -> RolloutRemoval:
@@ -194,14 +205,11 @@ class WriteTransaction:
             return None
         if found[0] is None:
             return _FENCED
-        base = found[0] << SEQ_BITS
-        last = self._connection.execute(
-            "SELECT call_rowid FROM call WHERE call_rowid BETWEEN ? AND ? ORDER BY call_rowid DESC LIMIT 1",
-            (base, base | SEQ_MASK),
-        ).fetchone()
-        if last is None:
+        calls = last_block(self._connection, found[0])
+        if not calls or [call.seq % BLOCK_ROWS for call in calls] != [*range(len(calls))]:
             raise lost_rows(rollout_id)
-        state = self._states[rollout_id] = RolloutState(found[0], (last[0] & SEQ_MASK) + 1)
+        recent = keys_of(calls if len(calls) < BLOCK_ROWS else ())
+        state = self._states[rollout_id] = RolloutState(found[0], calls[-1].seq + 1, recent)
         return state
 
     def _new_generation(self, rollout_id: str) -> RolloutState:
@@ -212,17 +220,17 @@ class WriteTransaction:
             self._newest_generation = newest[0]
         self._newest_generation += 1
         self._new_rollouts.append((rollout_id, self._newest_generation))
-        state = self._states[rollout_id] = RolloutState(self._newest_generation, 0)
+        state = self._states[rollout_id] = RolloutState(self._newest_generation, 0, array("q"))
         return state
 
-    def _is_recorded(self, commit: CheckedCommit, generation: int, key: int) -> bool:
+    def _is_recorded(self, commit: CheckedCommit, state: RolloutState, key: int) -> bool:
         """Tells whether this commit is recorded already.
 
         Raises:
             LedgerConflictError: Something else is.
         """
         failed = False
-        for call in self._find_calls(generation, key):
+        for call in self._find_calls(state, key):
             if call.json == commit.record_json:
                 if call.lookup() == commit.lookup and (
                     chain_of(self._connection, call, self._known_chain) == commit.staging_chain
@@ -237,38 +245,51 @@ class WriteTransaction:
             raise _conflict(commit, "has a failure row")
         return False
 
-    def _append(self, state: RolloutState, key: int, columns: tuple[object, ...]) -> int:
+    def _append(self, state: RolloutState, key: int, as_parent: int, columns: tuple[object, ...]) -> int:
         seq = state.next_seq
         if seq > SEQ_MASK:
             raise LedgerUnavailableError(f"a rollout holds at most {SEQ_MASK + 1} rows in a SqliteLedger")
         state.next_seq += 1
         self._new_calls.append((state.generation << SEQ_BITS | seq, *columns))
-        self._new_finds.append((state.generation, key, seq))
         self._new_keys.add((state.generation, key))
+        state.recent.append(key)
+        state.recent.append(as_parent)
+        if state.next_seq % BLOCK_ROWS == 0:
+            first = state.next_seq - BLOCK_ROWS
+            for index, each in enumerate(state.recent):
+                if each != NO_KEY:
+                    self._new_finds.append((state.generation, each, first + index // 2))
+                    # From here on only the finder leads to this row, once it is flushed.
+                    self._new_keys.add((state.generation, each))
+            del state.recent[:]
         return seq
 
-    def _find_calls(self, generation: int, key: int) -> list[StoredCall]:
-        if (generation, key) in self._new_keys:
+    def _find_calls(self, state: RolloutState, key: int) -> list[StoredCall]:
+        if (state.generation, key) in self._new_keys:
             self.flush()
-        return find_calls(self._connection, generation, key)
+        first = state.next_seq - state.next_seq % BLOCK_ROWS
+        seqs = find_in_blocks(self._connection, state.generation, key) if first else []
+        if key in state.recent:
+            seqs += (first + index // 2 for index, each in enumerate(state.recent) if each == key)
+        return find_calls(self._connection, state.generation, seqs)
 
-    def _pack_chain(self, commit: CheckedCommit, generation: int | None) -> tuple[int | None, str | None]:
+    def _pack_chain(self, commit: CheckedCommit, state: RolloutState | None) -> tuple[int | None, str | None]:
         """Returns the columns parent_seq and staging_chain."""
         chain = commit.staging_chain
         if chain == (commit.staging_key,):
             return None, None
         parent_id = commit.parent_call_id
-        if generation is not None and parent_id is not None and chain and chain[-1] == commit.staging_key:
-            parent = self._recorded_chain(generation, parent_id)
+        if state is not None and parent_id is not None and chain and chain[-1] == commit.staging_key:
+            parent = self._recorded_chain(state, parent_id)
             if parent is not None and len(parent[1]) == len(chain) - 1 and parent[1] == chain[:-1]:
                 return parent[0], None
         return None, _ENCODER.encode(chain).decode()
 
-    def _recorded_chain(self, generation: int, model_call_id: str) -> tuple[int, tuple[str, ...]] | None:
-        known = self._known_chain(generation, model_call_id)
+    def _recorded_chain(self, state: RolloutState, model_call_id: str) -> tuple[int, tuple[str, ...]] | None:
+        known = self._known_chain(state.generation, model_call_id)
         if known is not None:
             return known
-        for call in self._find_calls(generation, call_key(model_call_id)):
+        for call in self._find_calls(state, call_key(model_call_id)):
             if not call.failed and call.keys().model_call_id == model_call_id:
                 return call.seq, chain_of(self._connection, call, self._known_chain)
         return None
