@@ -16,7 +16,7 @@ from rollout_control_server.samples import sample_commit, sample_conversation
 from served import Control, controlled
 
 ROLLOUT_IDS = [f"r{index}" for index in range(12)]
-PAGE_BYTES = 4096
+PAGE_BYTES = 8192
 
 
 @pytest.fixture

@@ -63,6 +63,9 @@ def run_child(body: str, *arguments: str, prefix: tuple[str, ...] = ()) -> None:
     assert done.returncode == 0, done.stderr
 
 
+PAGE_BYTES = 8192
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.sqlite"
@@ -352,8 +355,8 @@ async def test_a_corrupt_page_is_reported_as_corrupt(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         page = connection.execute("SELECT pageno FROM dbstat WHERE name = 'call' AND pagetype = 'leaf'").fetchall()
     with path.open("r+b") as file:
-        file.seek((page[len(page) // 2][0] - 1) * 4096)
-        file.write(b"\xff" * 4096)
+        file.seek((page[len(page) // 2][0] - 1) * PAGE_BYTES)
+        file.write(b"\xff" * PAGE_BYTES)
     async with SqliteLedger(path) as ledger:
         outcomes = await asyncio.gather(*(call_ids(ledger, f"r{index}") for index in range(40)), return_exceptions=True)
         damaged = [outcome for outcome in outcomes if isinstance(outcome, LedgerCorruptError)]
@@ -384,9 +387,9 @@ def mix_up(path: Path, damage: str) -> None:
         leaves = "SELECT pageno FROM dbstat WHERE name = 'call' AND pagetype = 'leaf' ORDER BY pageno"
         pages = [page for (page,) in connection.execute(leaves)]
     content = bytearray(path.read_bytes())
-    start = (pages[5] - 1) * 4096
+    start = (pages[5] - 1) * PAGE_BYTES
     if damage == "a page twice":
-        content[start : start + 4096] = content[(pages[4] - 1) * 4096 : pages[4] * 4096]
+        content[start : start + PAGE_BYTES] = content[(pages[4] - 1) * PAGE_BYTES : pages[4] * PAGE_BYTES]
     else:
-        content[start + 2048 : start + 4096] = bytes(2048)
+        content[start + PAGE_BYTES // 2 : start + PAGE_BYTES] = bytes(PAGE_BYTES // 2)
     path.write_bytes(content)

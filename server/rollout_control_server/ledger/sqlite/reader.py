@@ -18,7 +18,7 @@ __all__ = ["Reader"]
 
 _T = TypeVar("_T")
 
-_SHORT_READ_ROWS: Final = 256
+_SHORT_READ_ROWS: Final = 1024
 _SLOW_READ_S: Final = 0.005
 _SLOW_TIME_S: Final = 1.0
 

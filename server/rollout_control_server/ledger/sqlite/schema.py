@@ -33,7 +33,7 @@ _TO_VERSION_1: Final = (
       CHECK ((generation IS NULL) <> (fenced_at IS NULL))
     ) STRICT, WITHOUT ROWID
     """,
-    # One row of a manifest. The size of an average one decides how many fit a page: four, of 4096 bytes. So the lookup
+    # One row of a manifest. The size of an average one decides how many fit a page: eight, of 8192 bytes. So the lookup
     # keeps a digest as 32 bytes, and its fingerprint only where the record doesn't have it.
     """
     CREATE TABLE call (
@@ -126,8 +126,9 @@ def create_ledger(path: Path) -> None:
     try:
         connection = connect(unfinished, create=True, busy_timeout_s=0)
         try:
-            # A page takes four calls of the usual size, which the columns of `call` are laid out for.
-            connection.execute("PRAGMA page_size = 4096")
+            # A page takes eight calls of the usual size, which the columns of `call` are laid out for. A manifest is
+            # read page by page, and a record writes one whole.
+            connection.execute("PRAGMA page_size = 8192")
             if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
                 raise LedgerRefusedError(
                     f"{path} lies on a file system without memory that processes share, which SQLite's WAL needs: "
