@@ -5,6 +5,8 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
 
@@ -15,7 +17,7 @@ from rollout_control_server.auth import BearerToken
 from rollout_control_server.check.command import check
 from rollout_control_server.control_routes import DEFAULT_ANSWER_LIMIT
 from rollout_control_server.demo import run_demo
-from rollout_control_server.errors import LedgerError, RolloutControlError
+from rollout_control_server.errors import LedgerError, LedgerUnavailableError, RolloutControlError
 from rollout_control_server.ledger import CaptureLedger, FenceCount, open_ledger, shown_ledger_url
 from rollout_control_server.serving import AUTH_TOKEN_VARIABLE, run_server
 
@@ -70,6 +72,9 @@ def serve(ledger_url: str, host: str, port: int, answer_limit: int) -> None:
     """Serve the control plane until SIGINT or SIGTERM.
 
     The bearer token is read from the environment variable ROLLOUT_CONTROL_AUTH_TOKEN.
+
+    Exits with 1 if the ledger cannot answer now or the address cannot be listened on, so that another start may go
+    well; with 2 if the ledger or an option has to be changed first.
     """
     auth_token = os.environ.get(AUTH_TOKEN_VARIABLE, "")
     if not auth_token:
@@ -78,10 +83,16 @@ def serve(ledger_url: str, host: str, port: int, answer_limit: int) -> None:
         BearerToken(auth_token)
     except ValueError as error:
         raise click.UsageError(f"{AUTH_TOKEN_VARIABLE}: {error}") from error
-    app = create_app(ledger_of(ledger_url), auth_token, answer_limit=answer_limit)
+    ledger = ledger_of(ledger_url)
+    app = create_app(ledger, auth_token, answer_limit=answer_limit)
+    shown = shown_ledger_url(ledger_url)
+
+    def announce(url: str) -> None:
+        click.echo(f"serving {shown} on {url}", err=True)
+
     try:
-        shown = shown_ledger_url(ledger_url)
-        run_server(app, host, port, on_listening=lambda url: click.echo(f"serving {shown} on {url}", err=True))
+        with ledger_errors_told():
+            run_server(app, host, port, on_listening=announce, ledger=ledger)
     except OSError as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error}") from error
 
@@ -116,10 +127,8 @@ def forget_fences(ledger_url: str, older_than: timedelta | None) -> None:
     later than that starts a new ledger. So DURATION must be longer than the latest that a write can come.
     """
     ledger = ledger_of(ledger_url, create=False)
-    try:
+    with ledger_errors_told():
         count = asyncio.run(count_fences(ledger, timedelta.max if older_than is None else older_than))
-    except RolloutControlError as error:
-        raise click.ClickException(str(error)) from error
     if older_than is not None:
         click.echo(f"forgotten: {count.forgotten:,} fences")
     click.echo(f"kept: {count.kept:,} fences, which cost about {count.kept_bytes / 1e6:,.3f} MB of storage")
@@ -133,7 +142,25 @@ async def count_fences(ledger: CaptureLedger, older_than: timedelta) -> FenceCou
 
 def ledger_of(url: str, *, create: bool = True) -> CaptureLedger:
     """Opens the ledger of a URL that somebody typed."""
+    with ledger_errors_told():
+        try:
+            return open_ledger(url, create=create)
+        except (ValueError, ModuleNotFoundError) as error:
+            raise click.BadParameter(str(error), param_hint="--ledger") from error
+
+
+class LedgerUnusable(click.ClickException):
+    """The ledger has to be changed before another attempt can go well."""
+
+    exit_code = 2
+
+
+@contextmanager
+def ledger_errors_told() -> Iterator[None]:
+    """Tells a ledger's errors to whoever typed its URL."""
     try:
-        return open_ledger(url, create=create)
-    except (ValueError, ModuleNotFoundError, LedgerError) as error:
-        raise click.BadParameter(str(error), param_hint="--ledger") from error
+        yield
+    except LedgerUnavailableError as error:
+        raise click.ClickException(f"the ledger cannot answer now: {error}") from error
+    except LedgerError as error:
+        raise LedgerUnusable(f"the ledger cannot be used: {error}") from error

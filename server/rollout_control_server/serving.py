@@ -11,6 +11,8 @@ from typing import Any, Final
 import uvicorn
 from litestar.types import ASGIApp
 
+from rollout_control_server.ledger import CaptureLedger
+
 __all__ = ["AUTH_TOKEN_VARIABLE", "run_server"]
 
 AUTH_TOKEN_VARIABLE: Final = "ROLLOUT_CONTROL_AUTH_TOKEN"
@@ -43,6 +45,7 @@ def run_server(
     port: int,
     *,
     on_listening: Callable[[str], None],
+    ledger: CaptureLedger | None = None,
     until: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Serves an application until SIGINT or SIGTERM, then finishes what it has begun, within ten seconds.
@@ -52,9 +55,11 @@ def run_server(
         host: The name or address to listen on.
         port: The port; 0 takes a free one.
         on_listening: Called once with the base URL when connections are accepted.
+        ledger: The application's ledger, which is asked first whether it can take a write.
         until: Serves until this returns, besides the signals.
 
     Raises:
+        LedgerError: The ledger cannot take a write.
         OSError: The address cannot be listened on.
     """
     _keep_memory()
@@ -73,6 +78,9 @@ def run_server(
         server = _AnnouncingServer(config, lambda: on_listening(f"http://{shown_host}:{bound_port}"))
 
         async def serve() -> None:
+            if ledger is not None:
+                # In the loop that serves: a ledger may belong to the one that first used it.
+                await ledger.check_ready()
             stopper: asyncio.Task[Any] | None = None
             if until is not None:
                 stopper = asyncio.ensure_future(_stop_after(until, server))

@@ -1,9 +1,11 @@
 """`rollout-control serve` as a process, and requests that only a socket can send."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from rollout_control_server.ledger import SqliteLedger
 from rollout_control_spec import CONTROL_ROUTE_PREFIX, openapi_yaml
 from served import TOKEN, ServerProcess, control_client
 
@@ -212,6 +215,45 @@ def test_the_ledger_can_be_named_in_the_environment(tmp_path: Path) -> None:
     assert "named.sqlite on http://" in process.stderr.readline()
     process.kill()
     process.communicate()
+
+
+def serve_on(ledger_url: str) -> subprocess.CompletedProcess[str]:
+    """Runs a server that should end by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "rollout_control_server", "serve", "--port", "0", "--ledger", ledger_url],
+        env={**os.environ, "ROLLOUT_CONTROL_AUTH_TOKEN": TOKEN},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_ledger_that_takes_no_write_now_is_not_served(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    SqliteLedger(path)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as somebody:
+        somebody.execute("BEGIN IMMEDIATE")
+        ended = serve_on(f"sqlite:///{path}")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"Error: the ledger cannot answer now: the ledger {path} ")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "status", "said"),
+    [
+        ("127.0.0.1:1/x", 1, "the ledger cannot answer now: "),
+        ("127.0.0.1:port/x", 2, "the ledger cannot be used: asyncpg cannot read the DSN"),
+    ],
+)
+def test_a_database_that_is_not_reached_is_not_served(address: str, status: int, said: str) -> None:
+    ended = serve_on(f"postgresql://u:s3cret@{address}?operation_timeout_s=1")
+    assert ended.returncode == status
+    assert ended.stderr.splitlines()[-1].startswith(f"Error: {said}")
+    assert "serving" not in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "s3cret" not in ended.stderr
 
 
 def test_a_token_that_cannot_be_sent_makes_no_ledger(tmp_path: Path) -> None:

@@ -46,16 +46,16 @@ def main(ledger_url: str, run: str) -> None:
     """Serves and writes until standard input ends."""
     try:
         ledger = open_ledger(ledger_url)
+        run_server(
+            create_app(ledger, os.environ[AUTH_TOKEN_VARIABLE]),
+            "127.0.0.1",
+            0,
+            on_listening=lambda address: print(json.dumps({"address": address}), flush=True),
+            ledger=ledger,
+            until=lambda: write_what_is_told(ledger, run),
+        )
     except (LedgerError, ValueError, ModuleNotFoundError) as error:
         sys.exit(f"the ledger cannot be opened: {error}")
-    app = create_app(ledger, os.environ[AUTH_TOKEN_VARIABLE])
-    run_server(
-        app,
-        "127.0.0.1",
-        0,
-        on_listening=lambda address: print(json.dumps({"address": address}), flush=True),
-        until=lambda: write_what_is_told(ledger, run),
-    )
 
 
 if __name__ == "__main__":
