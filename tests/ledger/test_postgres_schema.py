@@ -171,8 +171,24 @@ def test_a_url_need_not_name_a_host() -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["schema=A", "max_connections=4", "max_connections=x", "operation_timeout_s=0", "prepared_statements=no"]
+    ("query", "said"),
+    [
+        ("schema=A", "schema=NAME"),
+        ("max_connections=4", r"max_connections=N \(at least 5\)"),
+        ("max_connections=x", r"max_connections=N \(at least 5\)"),
+        ("operation_timeout_s=0", "operation_timeout_s=SECONDS"),
+        ("prepared_statements=no", "prepared_statements=on or off"),
+    ],
 )
-def test_bad_options_are_refused(query: str) -> None:
-    with pytest.raises(ValueError, match=r".+"):
+def test_bad_options_are_refused_and_told_what_is_allowed(query: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
         open_ledger(f"postgresql://localhost/x?{query}")
+
+
+@pytest.mark.parametrize("query", ["max_connection=9", "work_mem=much", "shared_buffers=1GB"])
+async def test_an_option_that_nobody_knows_is_refused_and_told_what_is_allowed(
+    postgres: PostgresServer, query: str
+) -> None:
+    async with open_ledger(f"{postgres.url}?{query}") as ledger:
+        with pytest.raises(LedgerRefusedError, match=f"{query.partition('=')[0]}.*max_connections=N"):
+            await ledger.check_ready()

@@ -55,6 +55,8 @@ async def test_a_url_names_a_relative_or_an_absolute_file(tmp_path: Path, monkey
     for url in ("sqlite://", "sqlite:///", "sqlite:////", "sqlite:ledger", "sqlite://host/ledger", "sqlite:///a?b=c"):
         with pytest.raises(ValueError, match="sqlite:///"):
             open_ledger(url)
+    with pytest.raises(ValueError, match="no options"):
+        open_ledger("sqlite:///a?busy_timeout_s=9")
 
 
 async def test_the_file_says_what_it_is(path: Path) -> None:

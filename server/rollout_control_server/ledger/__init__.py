@@ -26,16 +26,22 @@ def open_ledger(url: str, *, create: bool = True) -> CaptureLedger:
     Raises:
         LedgerRefusedError: What the URL names cannot be a ledger.
         ModuleNotFoundError: The URL's kind of ledger needs an extra that is not installed.
-        ValueError: The URL names no kind of ledger.
+        ValueError: The URL names no kind of ledger, or has an option that cannot be.
     """
     if url.startswith(("postgresql://", "postgres://")):
         # Its driver is an extra of its own.
         from rollout_control_server.ledger.postgres import PostgresLedger
+        from rollout_control_server.ledger.postgres.connections import ALLOWED_OPTIONS
 
-        return PostgresLedger.from_url(url)
+        try:
+            return PostgresLedger.from_url(url)
+        except ValueError as error:
+            raise ValueError(f"{error}. {ALLOWED_OPTIONS}") from None
     scheme = urlsplit(url).scheme
     if url == "memory://":
         return MemoryLedger()
+    if scheme == "memory":
+        raise ValueError("the URL of a ledger in memory is memory:// alone: it has no name and no options")
     if scheme == "sqlite":
         return _open_sqlite(url, create=create)
     raise ValueError(f"no ledger has the URL scheme {scheme!r}; use memory://, sqlite:///PATH or postgresql://...")
@@ -52,6 +58,8 @@ def shown_ledger_url(url: str) -> str:
 
 def _open_sqlite(url: str, *, create: bool) -> SqliteLedger:
     start, path = url[: len("sqlite:///")], url[len("sqlite:///") :]
-    if start != "sqlite:///" or path in ("", "/") or "?" in path or "#" in path:
+    if start != "sqlite:///" or path in ("", "/"):
         raise ValueError(f"{url!r} names no file: write sqlite:///ledger.sqlite, or sqlite:////var/lib/ledger.sqlite")
+    if "?" in path or "#" in path:
+        raise ValueError(f"a sqlite:///FILE has no options, as {url!r} does: in a file's name write ? as %3F, # as %23")
     return SqliteLedger(unquote(path), create=create)

@@ -10,12 +10,25 @@ from typing import Any, Final
 
 import asyncpg
 
-from rollout_control_server.errors import LedgerUnavailableError
+from rollout_control_server.errors import LedgerRefusedError, LedgerUnavailableError
 from rollout_control_server.ledger.postgres.faults import LockTimeoutError, ledger_error_of
 from rollout_control_server.ledger.postgres.schema import make_schema_ready
 
 MIN_CONNECTIONS: Final = 5
 """One for each use."""
+
+ALLOWED_OPTIONS: Final = (
+    f"A ledger URL takes schema=NAME, max_connections=N (at least {MIN_CONNECTIONS}), operation_timeout_s=SECONDS and "
+    "prepared_statements=on or off, beside libpq's options and PostgreSQL's own settings"
+)
+"""What may stand in the query of a ledger's URL."""
+
+_UNKNOWN_SETTING: Final = (
+    asyncpg.CantChangeRuntimeParamError,
+    asyncpg.InvalidParameterValueError,
+    asyncpg.UndefinedObjectError,
+)
+"""What PostgreSQL says at the start of a session of options that neither we nor asyncpg know."""
 
 _HARMLESS: Final = (asyncpg.LockNotAvailableError, asyncpg.TransactionRollbackError)
 """Errors after which a connection is as good as before, unless it is left in a transaction."""
@@ -211,9 +224,12 @@ class Connections:
         return None
 
     async def _connect(self, timeout_s: float) -> Any:
-        return await asyncpg.connect(
-            self._dsn, timeout=timeout_s, statement_cache_size=100 if self._prepared_statements else 0
-        )
+        try:
+            return await asyncpg.connect(
+                self._dsn, timeout=timeout_s, statement_cache_size=100 if self._prepared_statements else 0
+            )
+        except _UNKNOWN_SETTING as error:
+            raise LedgerRefusedError(f"PostgreSQL says {error}. {ALLOWED_OPTIONS}") from error
 
     def _drop(self, connection: Any) -> None:
         """Drops a connection that has failed, and the idle ones, which are likely to have the same fault."""
