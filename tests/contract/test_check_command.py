@@ -186,6 +186,7 @@ def test_a_server_that_is_not_there() -> None:
     done = check(base_url)
     assert done.returncode == 2
     assert "nothing accepts a connection at 127.0.0.1" in done.stderr
+    assert "nothing accepts a connection at 127.0.0.1" in json.loads(check(base_url, "--json").stdout)["error"]
 
 
 def test_a_server_that_goes_away_midway() -> None:
@@ -222,12 +223,17 @@ def test_a_server_that_goes_away_midway() -> None:
         ("http://127.0.0.1:1", ["--recorded-id", "a b"], TOKEN, "invalid rollout id"),
         ("http://127.0.0.1:1", ["--record-command", ""], TOKEN, "the record command is empty"),
         ("http://127.0.0.1:1", ["--timeout", "0"], TOKEN, "--timeout"),
+        ("http://127.0.0.1:1", ["--no-such-option"], TOKEN, "--no-such-option"),
     ],
 )
 def test_bad_options(base_url: str, options: list[str], token: str, said: str) -> None:
-    done = check(base_url, *options, token=token)
+    done = check(base_url, *options, "--json", token=token)
     assert done.returncode == 2
     assert said in done.stderr
+    document = json.loads(done.stdout)
+    assert (sorted(document), document["complete"]) == (["complete", "error"], False)
+    assert said in document["error"]
+    assert check(base_url, *options, token=token).stdout == ""
 
 
 @pytest.mark.parametrize(

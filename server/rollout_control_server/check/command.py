@@ -1,7 +1,11 @@
 """The command `rollout-control check`. Only its options are read without the extra `[check]`."""
 
+import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import click
 
@@ -11,7 +15,31 @@ from rollout_control_server.serving import AUTH_TOKEN_VARIABLE
 __all__ = ["check"]
 
 
-@click.command()
+class _CheckCommand(click.Command):
+    """Prints a JSON object where JSON is asked for and there is no report: standard output can always be parsed."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        with _told_as_json(asked_for="--json" in args):
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _told_as_json(asked_for=ctx.params["as_json"]):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _told_as_json(*, asked_for: bool) -> Iterator[None]:
+    try:
+        yield
+    except click.UsageError as error:
+        if asked_for:
+            click.echo(json.dumps({"complete": False, "error": error.format_message()}, indent=2))
+        raise
+
+
+@click.command(cls=_CheckCommand)
 @click.argument("base_url")
 @click.option(
     "--record-command",
@@ -56,7 +84,8 @@ def check(
     recorded has an id of the check's own, and is deleted in the end.
 
     Exits with 0 if the server does what the contract requires, as far as it was checked; with 1 if it falls short, a
-    wrong, torn or hanging answer included; with 2 if no HTTP answer came at all, and for bad options.
+    wrong, torn or hanging answer included; with 2 if no HTTP answer came at all, and for bad options: --json
+    prints an object then whose "error" says why.
     """
     try:
         from rich.console import Console
