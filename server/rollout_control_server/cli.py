@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -36,6 +37,9 @@ ledger_option = click.option(
     show_default=True,
     help=LEDGER_HELP,
 )
+
+INTERRUPTED: Final = 130
+"""The exit status that shells give for SIGINT."""
 
 DURATION_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -106,13 +110,31 @@ rollout_control.add_command(check)
 def demo(ledger_url: str | None, rollouts: int) -> None:
     """Show the whole life of rollouts: a model server records them, a trainer reads and retires them.
 
-    Exits with 1 if anything is not as the contract says.
+    Exits with 1 if anything is not as the contract says, and with 130 if SIGINT or SIGTERM ended it.
     """
+    try:
+        sys.exit(asyncio.run(demo_until_a_signal(ledger_url, rollouts)))
+    except RolloutControlError as error:
+        raise click.ClickException(str(error)) from error
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        click.echo("the demo was interrupted", err=True)
+        sys.exit(INTERRUPTED)
+
+
+async def demo_until_a_signal(ledger_url: str | None, rollouts: int) -> int:
+    """Runs the demo; the first SIGINT or SIGTERM cancels it, and further ones don't disturb its cleaning up."""
+    demonstration = asyncio.create_task(demo_on(ledger_url, rollouts))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(
+            number, lambda: demonstration.cancelling() or demonstration.cancel()
+        )
+    return await demonstration
+
+
+async def demo_on(ledger_url: str | None, rollouts: int) -> int:
+    """Runs the demo on a ledger, or on a new file that is removed however the demo ends."""
     with tempfile.TemporaryDirectory(prefix="rollout-control-demo-") as folder:
-        try:
-            sys.exit(asyncio.run(run_demo(ledger_url or f"sqlite:///{folder}/ledger.sqlite", rollouts)))
-        except RolloutControlError as error:
-            raise click.ClickException(str(error)) from error
+        return await run_demo(ledger_url or f"sqlite:///{folder}/ledger.sqlite", rollouts)
 
 
 @rollout_control.command("forget-fences")

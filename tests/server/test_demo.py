@@ -2,8 +2,11 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from rollout_control_server.demo import run_demo, trainer
@@ -54,6 +57,28 @@ def test_a_ledger_that_cannot_be_opened_is_said_clearly(ledger_url: str, word: s
     assert ended.returncode == 1
     assert word in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_in_one_line_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """Two signals, as of somebody impatient, to all of its process group, as from a terminal."""
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "rollout_control_server", "demo", "--rollouts", "4000"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert demo.stdout is not None
+    assert "A model server's process" in demo.stdout.readline()
+    for _ in range(2):
+        os.killpg(demo.pid, number)
+        time.sleep(0.05)  # so that it is cleaning up when the second one comes
+    _, told = demo.communicate(timeout=60)
+    assert demo.returncode == 130
+    assert told == "the demo was interrupted\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_rollouts_have_branches_and_failures() -> None:

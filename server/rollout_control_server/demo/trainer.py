@@ -85,7 +85,14 @@ async def model_server(ledger_url: str, run: str, auth_token: str) -> AsyncItera
     """Starts the model server's process, and ends it by closing its standard input."""
     arguments = ("-m", "rollout_control_server.demo.model_server", ledger_url, run)
     environment = {**os.environ, AUTH_TOKEN_VARIABLE: auth_token}
-    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=PIPE, stdout=PIPE, env=environment)
+    process = await asyncio.create_subprocess_exec(
+        # Out of this process's group: Ctrl-C is for the trainer, which then ends this one.
+        *(sys.executable, *arguments),
+        stdin=PIPE,
+        stdout=PIPE,
+        env=environment,
+        process_group=0,
+    )
     try:
         yield ModelServer(process)
     finally:
