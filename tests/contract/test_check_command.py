@@ -16,6 +16,7 @@ import pytest
 from rollout_control_server import MemoryLedger, create_app
 from rollout_control_server.check.recorder import Recorder
 from rollout_control_server.ledger import SqliteLedger
+from rollout_control_spec import CONTROL_ROUTE_PREFIX
 from served import TOKEN, serving
 
 
@@ -218,6 +219,8 @@ def test_a_server_that_goes_away_midway() -> None:
     [
         ("nowhere", [], TOKEN, "a base URL looks like"),
         ("ftp://127.0.0.1", [], TOKEN, "a base URL looks like"),
+        (f"http://127.0.0.1:1/a{CONTROL_ROUTE_PREFIX}", [], TOKEN, "give http://127.0.0.1:1/a"),
+        (f"http://127.0.0.1:1{CONTROL_ROUTE_PREFIX}/rollouts/", [], TOKEN, "give http://127.0.0.1:1"),
         ("http://127.0.0.1:1", [], "", "set ROLLOUT_CONTROL_AUTH_TOKEN"),
         ("http://127.0.0.1:1", [], "tök", "printable ASCII"),
         ("http://127.0.0.1:1", ["--recorded-id", "a b"], TOKEN, "invalid rollout id"),

@@ -80,8 +80,9 @@ def check(
 ) -> None:
     """Check a running server, of any make, against the contract.
 
-    The bearer token is read from the environment variable ROLLOUT_CONTROL_AUTH_TOKEN. Everything that is removed or
-    recorded has an id of the check's own, and is deleted in the end.
+    BASE_URL is where the server is, without the control plane's own path. The bearer token is read from the environment
+    variable ROLLOUT_CONTROL_AUTH_TOKEN. Everything that is removed or recorded has an id of the check's own, and is
+    deleted in the end.
 
     Exits with 0 if the server does what the contract requires, as far as it was checked; with 1 if it falls short, a
     wrong, torn or hanging answer included; with 2 if no HTTP answer came at all, and for bad options: --json

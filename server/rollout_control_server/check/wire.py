@@ -15,6 +15,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import h11
+from rollout_control_spec import CONTROL_ROUTE_PREFIX
 
 from rollout_control_server.serving import AUTH_TOKEN_VARIABLE
 
@@ -178,6 +179,9 @@ class Wire:
         parts = urlsplit(self.base_url)
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"a base URL looks like http://127.0.0.1:8080, not {self.base_url!r}")
+        before, prefix, _ = f"{self.base_url}/".partition(f"{CONTROL_ROUTE_PREFIX}/")
+        if prefix:
+            raise ValueError(f"a base URL ends before {CONTROL_ROUTE_PREFIX}, which is added to it: give {before}")
         self.base_url = self.base_url.rstrip("/")
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
