@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -56,7 +57,7 @@ class RolloutControlClient:
     A client can be made anywhere, also where no event loop runs. Any number of tasks may share it; 256 requests are
     under way at a time, and `manifests` reads many manifests with far fewer than one for each. It keeps the
     connections of one event loop: when it is used in another, as by a second `asyncio.run`, it opens new ones there and
-    leaves the old ones to the garbage collector.
+    leaves the old ones to the garbage collector. In a forked process, closing it leaves the parent's connections alone.
 
     Args:
         base_url: Where the control plane is served, an http or https URL. It may have a path, and end in slashes.
@@ -90,6 +91,7 @@ class RolloutControlClient:
         self._http: AuthenticatedClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turns = asyncio.Semaphore(REQUESTS_AT_A_TIME)
+        self._process_id = os.getpid()
         self._closed = False
         self._reader = ManifestReader(self._part, self._outcome)
 
@@ -214,7 +216,7 @@ class RolloutControlClient:
         loop = asyncio.get_running_loop()
         if self._http is None or self._loop is not loop:
             # Connections are bound to their loop. Those of another one cannot be closed from here; they are dropped.
-            self._http, self._loop = self._connect(), loop
+            self._http, self._loop, self._process_id = self._connect(), loop, os.getpid()
             self._turns = asyncio.Semaphore(REQUESTS_AT_A_TIME)
         return self._http
 
@@ -226,6 +228,8 @@ class RolloutControlClient:
     async def aclose(self) -> None:
         """Closes the connections, and the transport that was handed in. The client cannot be used afterwards."""
         self._closed = True
+        if self._process_id != os.getpid():
+            return  # The connections are those of the process that this one was forked from, which goes on with them.
         if self._http is None and self._transport is not None:
             await self._transport.aclose()
         if self._http is not None and self._loop is asyncio.get_running_loop():

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import os
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -239,6 +240,34 @@ async def test_a_transport_is_closed_with_the_client(connect: Connect) -> None:
         await client.retire(["r1"])
 
     assert closed == [True]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+async def test_closing_it_in_a_forked_process_spares_the_parent(
+    serve: Any, connect: Connect, answer: Any, linear: bytes
+) -> None:
+    """The child is in the middle of the parent's coroutine, where asyncio knows of no running loop."""
+    closed: list[bool] = []
+
+    class Closing(Recorder):
+        async def aclose(self) -> None:
+            closed.append(True)
+
+    server = await serve(answer(200, linear))
+    used, unused = connect(server.base_url), connect(transport=Closing(removing))
+    await used.manifest("linear-3")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            await used.aclose()
+            await unused.aclose()
+            os._exit(1 if closed else 0)
+        finally:
+            os._exit(2)
+    _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    await used.manifest("linear-3")
+    assert server.connections == 1
 
 
 async def test_no_timeout_of_httpx_is_in_the_way(connect: Connect) -> None:
