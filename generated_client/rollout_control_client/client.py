@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Final, Protocol, Self, TypeVar
+from typing import Final, NoReturn, Protocol, Self, TypeVar
 
 import httpx
 from rollout_control_spec import MAX_LEDGER_BATCH, RolloutRetiredError, unique_rollout_ids, validate_rollout_id
@@ -58,6 +58,7 @@ class RolloutControlClient:
     under way at a time, and `manifests` reads many manifests with far fewer than one for each. It keeps the
     connections of one event loop: when it is used in another, as by a second `asyncio.run`, it opens new ones there and
     leaves the old ones to the garbage collector. In a forked process, closing it leaves the parent's connections alone.
+    It cannot be pickled: each process, such as an actor or a data loader's worker, makes a client of its own.
 
     Args:
         base_url: Where the control plane is served, an http or https URL. It may have a path, and end in slashes.
@@ -234,6 +235,12 @@ class RolloutControlClient:
             await self._transport.aclose()
         if self._http is not None and self._loop is asyncio.get_running_loop():
             await self._http.aclose()
+
+    def __reduce__(self) -> NoReturn:
+        # Some picklers take closures along, and the token with them.
+        raise TypeError(
+            "a RolloutControlClient, with its connections and token, cannot be pickled: make one in each process"
+        )
 
     async def __aenter__(self) -> Self:
         return self

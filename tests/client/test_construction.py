@@ -1,6 +1,7 @@
 """What the constructor takes, and what it refuses before anything is sent."""
 
 import math
+import pickle
 
 import httpx
 import pytest
@@ -88,3 +89,13 @@ def test_a_token_that_is_no_string_is_a_type_error_that_does_not_show_it() -> No
 def test_a_timeout_that_is_no_time_is_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match="request_timeout_s"):
         RolloutControlClient("http://control.test", "token", seconds)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_it_goes_into_no_pickle_and_says_what_to_do(protocol: int) -> None:
+    """By itself, with its method that somebody hands to another process, or within what holds it."""
+    client = RolloutControlClient("http://control.test", "s3cret-token", 5)
+    for taken in (client, client.manifest, {"control": client}):
+        with pytest.raises(TypeError, match="make one in each process") as caught:
+            pickle.dumps(taken, protocol)
+        assert "s3cret" not in str(caught.value)
