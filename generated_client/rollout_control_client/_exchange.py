@@ -31,6 +31,9 @@ LONGEST_BACKOFF_S: Final = 2.0
 LONGEST_EXCERPT: Final = 200
 """How many characters an error shows of a body in a form that we don't know, such as a proxy's HTML."""
 
+LONGEST_DETAIL: Final = 1000
+"""How many characters an error has of anything else that came from outside, such as a problem document's detail."""
+
 SHORTEST_SECRET: Final = 8
 """From how many characters on a token is taken out of an error; a shorter one is a word that occurs by chance."""
 
@@ -135,7 +138,12 @@ def _refused(request: httpx.Request, response: httpx.Response) -> RequestFailedE
 
 
 def _failed(kind: type[E], request: httpx.Request, status: int | None, detail: str) -> E:
-    return kind(request.method, request.url.path, status, _without_token(request, detail))
+    # The token goes first: an excerpt could end in the middle of it.
+    return kind(request.method, request.url.path, status, _excerpt(_without_token(request, detail), LONGEST_DETAIL))
+
+
+def _excerpt(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[:longest] + "..."
 
 
 def _without_token(request: httpx.Request, text: str) -> str:
@@ -163,11 +171,10 @@ def _detail(request: httpx.Request, response: httpx.Response) -> str:
         detail = None
     if isinstance(detail, str) and detail:
         return detail
-    # The token goes first: an excerpt could end in the middle of it.
+    # The token goes first here too.
     text = _without_token(request, response.content.decode("utf-8", "replace"))[: 10 * LONGEST_EXCERPT]
     words = " ".join("".join(character if character.isprintable() else " " for character in text).split())
-    excerpt = words if len(words) <= LONGEST_EXCERPT else words[:LONGEST_EXCERPT] + "..."
-    return excerpt or response.reason_phrase or "no reason given"
+    return _excerpt(words, LONGEST_EXCERPT) or response.reason_phrase or "no reason given"
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:

@@ -53,7 +53,7 @@ class RequestFailedError(RolloutControlError):
         method: The request's HTTP method.
         path: The request's path, the prefix of `base_url` included.
         status: The status of the answer; None if there was no whole answer.
-        detail: The reason: the `detail` of the answer's body where it has one.
+        detail: The reason: the `detail` of the answer's body where it has one, at most 1000 characters of it.
         partial_removal: For a retire or a delete, how far it came; None for a manifest.
     """
 

@@ -130,6 +130,26 @@ async def test_the_detail_of_any_body_is_read(connect: Any, content_type: str, b
 
 
 @pytest.mark.parametrize(
+    ("status", "content", "headers"),
+    [
+        (409, b'{"detail": "' + b"x" * 5_000_000 + b'"}', {}),
+        (307, b"", {"Location": "http://h/" + "x" * 50_000}),
+    ],
+)
+async def test_an_error_has_an_excerpt_of_what_is_very_long(
+    connect: Any, status: int, content: bytes, headers: dict[str, str]
+) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, content=content, headers=headers))
+
+    with pytest.raises(RequestFailedError) as caught:
+        await connect(transport=transport).retire(["r1"])
+
+    assert caught.value.detail.endswith("xxx...")
+    assert len(caught.value.detail) == 1003
+    assert len(repr(caught.value)) < 1200
+
+
+@pytest.mark.parametrize(
     "kind", [RequestFailedError, RemovalRefusedError, ServiceUnavailableError, ContractBrokenError]
 )
 def test_an_error_survives_pickling(kind: type[RequestFailedError]) -> None:

@@ -325,7 +325,10 @@ async def test_tls_where_the_server_speaks_none(connect: Any, answer: Any, linea
             await connect(f"https://127.0.0.1:{port}").manifest("linear-3")
 
 
-@pytest.mark.parametrize("form", ["<pre>Authorization: Bearer {}</pre>", '{{"detail": "bad {}"}}', "{:>210}"])
+@pytest.mark.parametrize(
+    "form",
+    ["<pre>Authorization: Bearer {}</pre>", '{{"detail": "bad {}"}}', "{:>210}", '{{"detail": "{:>1010}"}}'],
+)
 async def test_a_server_that_sends_the_token_back_does_not_get_it_shown(
     serve: Any, connect: Any, answer: Any, token: str, form: str
 ) -> None:
