@@ -1,6 +1,8 @@
 """The control plane as an application of its own, for a ledger that no model server mounts."""
 
-from litestar import Litestar, Response, get
+from typing import Final
+
+from litestar import HttpMethod, Litestar, Response, route
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 from rollout_control_spec import CONTROL_ROUTE_PREFIX, openapi_yaml
@@ -10,6 +12,9 @@ from rollout_control_server.ledger import CaptureLedger
 from rollout_control_server.problems import EXCEPTION_HANDLERS, told
 
 __all__ = ["create_app"]
+
+READ: Final = [HttpMethod.GET, HttpMethod.HEAD]
+"""Load balancers ask for health with HEAD; whatever serves the application leaves the body out."""
 
 
 def create_app(
@@ -21,8 +26,8 @@ def create_app(
 ) -> ASGIApp:
     """Returns the stand-alone ASGI application.
 
-    Beside the control routes it serves, without a token: `/livez` (the process answers), `/readyz` (the ledger can
-    take a write) and `/openapi.yaml` (the spec's file). It closes the ledger when its lifespan ends.
+    Beside the control routes it serves, without a token and to HEAD as well: `/livez` (the process answers), `/readyz`
+    (the ledger can take a write) and `/openapi.yaml` (the spec's file). It closes the ledger when its lifespan ends.
 
     Args:
         ledger: The ledgers that are read and removed.
@@ -37,11 +42,11 @@ def create_app(
     control = control_application(ledger, auth_token, refuse_removal, answer_limit)
     spec = openapi_yaml()
 
-    @get("/livez", media_type="text/plain")
+    @route("/livez", http_method=READ, media_type="text/plain")
     async def livez() -> str:
         return "alive\n"
 
-    @get("/readyz", media_type="text/plain")
+    @route("/readyz", http_method=READ, media_type="text/plain")
     async def readyz() -> str:
         try:
             await ledger.check_ready()
@@ -49,7 +54,7 @@ def create_app(
             raise told(error, "readiness") from error
         return "ready\n"
 
-    @get("/openapi.yaml", media_type="application/yaml")
+    @route("/openapi.yaml", http_method=READ, media_type="application/yaml")
     async def openapi() -> Response[bytes]:
         return Response(spec, media_type="application/yaml")
 

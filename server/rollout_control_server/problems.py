@@ -49,7 +49,7 @@ def _answer_http_exception(request: Request[Any, Any, Any], error: HTTPException
         refusal = RequestRefusedError(ProblemKind.NOT_FOUND, "the control plane has no such path")
     elif isinstance(error, MethodNotAllowedException):
         # Litestar counts its own OPTIONS as allowed.
-        methods = [method for method in ("GET", "POST") if method in (error.headers or {}).get("allow", "")]
+        methods = [method for method in ("GET", "HEAD", "POST") if method in (error.headers or {}).get("allow", "")]
         allow = ", ".join(methods)
         refusal = RequestRefusedError(ProblemKind.METHOD_NOT_ALLOWED, f"this path takes {allow}", {"Allow": allow})
     else:

@@ -57,6 +57,20 @@ def test_it_serves_health_and_the_spec_without_a_token(start_server: Start) -> N
         assert spec.headers["content-type"] == "application/yaml"
 
 
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/openapi.yaml"])
+def test_head_is_answered_as_get_without_a_body(shared_server: ServerProcess, path: str) -> None:
+    """Load balancers ask so."""
+    with httpx.Client(base_url=shared_server.base_url, trust_env=False) as stranger:
+        got = stranger.get(path)
+        for _ in range(2):  # on one connection, which a body would have disturbed
+            headed = stranger.head(path)
+            assert (headed.status_code, headed.content) == (200, b"")
+            assert headed.headers["content-type"] == got.headers["content-type"]
+            assert headed.headers["content-length"] == str(len(got.content))
+        refused = stranger.post(path)
+        assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
+
+
 def test_401_is_answered_before_a_large_body_is_sent(start_server: Start) -> None:
     server = start_server()
     request = head("POST", "/rollouts/retire", "Content-Type: application/json", "Content-Length: 20000000", token=None)
