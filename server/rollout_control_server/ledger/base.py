@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, Self
 import msgspec
 from rollout_control_spec import unique_rollout_ids, validate_rollout_id
 
+from rollout_control_server.ledger.staging_chains import check_staging_chain
 from rollout_control_server.records import CallFailure, CallRecord, CaptureCommit, ParentLookup, RolloutRemoval
 
 __all__ = ["CaptureLedger", "CheckedCommit", "CheckedFailure", "FenceCount", "ManifestsRead"]
@@ -32,8 +33,6 @@ _ENCODER: Final = msgspec.json.Encoder()
 class CheckedCommit(NamedTuple):
     """A commit that has been checked and encoded, as a backend stores it.
 
-    Two commits of one call are the same commit exactly when these tuples are equal.
-
     Attributes:
         rollout_id: A valid rollout id.
         model_call_id: Any non-empty text, U+0000 included.
@@ -44,6 +43,8 @@ class CheckedCommit(NamedTuple):
             a backend stores no more than that.
         fingerprint_version: The record's.
         lookup: How a later request finds this call; None when it never should.
+        continued_chain: The staging chain of an earlier commit, the same object as then, that this commit's chain is
+            without its last key. A backend that remembers it need not compare them. None where it is not known.
     """
 
     rollout_id: str
@@ -54,6 +55,11 @@ class CheckedCommit(NamedTuple):
     staging_chain: tuple[str, ...]
     fingerprint_version: int
     lookup: ParentLookup | None
+    continued_chain: tuple[str, ...] | None = None
+
+    def same(self, other: "CheckedCommit") -> bool:
+        """Tells whether two commits of one call are the same commit: whether all that was handed in is equal."""
+        return self[:-1] == other[:-1]
 
 
 class CheckedFailure(NamedTuple):
@@ -335,7 +341,7 @@ def _check_commit(commit: CaptureCommit) -> CheckedCommit:
         # Encoded from what was read back, so that 1 and 1.0 in `admitted_at` are the same commit.
         record_json = _ENCODER.encode(record)
         lookup = _LOOKUP_DECODER.decode(_ENCODER.encode(commit.lookup))
-        staging_chain = _check_staging_chain(commit.staging_chain)
+        staging_chain, continued_chain = check_staging_chain(commit.staging_chain)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"this commit cannot be recorded: {error}") from error
     return CheckedCommit(
@@ -347,17 +353,8 @@ def _check_commit(commit: CaptureCommit) -> CheckedCommit:
         staging_chain,
         record.fingerprint_version,
         lookup,
+        continued_chain,
     )
-
-
-def _check_staging_chain(staging_chain: Sequence[str]) -> tuple[str, ...]:
-    """Checks a chain without a loop in Python: it comes with every commit, and is as long as the rollout is deep."""
-    if isinstance(staging_chain, str):
-        raise TypeError("staging_chain is a sequence of staging keys, not a string")
-    "".join(staging_chain).encode()
-    if not all(staging_chain):
-        raise ValueError("staging_chain holds an empty staging key")
-    return tuple(staging_chain)
 
 
 def _check_failure(rollout_id: str, model_call_id: str, reason: str) -> CheckedFailure:

@@ -66,7 +66,7 @@ class MemoryLedger(CaptureLedger):
             rows = self._rollouts.get(commit.rollout_id) or _Rows()
             existing = rows.commits.get(commit.model_call_id)
             if existing is not None:
-                if existing != commit:
+                if not existing.same(commit):
                     raise LedgerConflictError(
                         f"call {commit.model_call_id!r} of rollout {commit.rollout_id!r} holds another commit"
                     )

@@ -401,6 +401,38 @@ class CaptureLedgerConformance(abc.ABC):
         await record_all(ledger, commits)
 
     @ledger_test
+    async def test_a_deep_staging_chain_is_checked_and_comes_back(self, ledger: CaptureLedger) -> None:
+        """However many of its keys a ledger has seen before: the last is looked at, and so is each before it."""
+        *others, last = sample_conversation("r", 200)
+        await record_all(ledger, [*others, last])
+        chain = last.staging_chain
+        bad: list[Any] = [
+            (*chain, ""),
+            (*chain, "\ud800"),
+            (*chain, 7),
+            ("", *chain[1:], "k"),
+            (*chain[:-1], "\ud800", "k"),
+        ]
+        for keys in bad:
+            child = msgspec.structs.replace(sample_commit("r", "child-0", last), staging_chain=keys)
+            with pytest.raises(ValueError, match="cannot be recorded"):
+                await ledger.record(child)
+        children = [sample_commit("r", f"child-{index}", last) for index in range(4)]
+        children[1] = msgspec.structs.replace(children[1], staging_chain=("x", *children[1].staging_chain[1:]))
+        children[2] = msgspec.structs.replace(children[2], staging_chain=children[2].staging_chain[1:])
+        commits = [*others, last, *children]
+        await record_all(ledger, commits)
+        for commit in commits[190:]:
+            assert commit.lookup is not None
+            assert await ledger.find_parent("r", commit.lookup.fingerprint, 2) == commit
+        for commit in (*commits[-6:], commits[100]):
+            await record_all(ledger, [commit])
+            other = msgspec.structs.replace(commit, staging_chain=("y", *commit.staging_chain[1:]))
+            with pytest.raises(ValueError, match=r".+"):
+                await ledger.record(other)
+        assert len(await call_ids(ledger, "r")) == len(commits)
+
+    @ledger_test
     async def test_a_child_may_be_recorded_before_its_parent(self, ledger: CaptureLedger) -> None:
         """Two workers finish in any order; neither's staging chain changes by it."""
         root, child, grandchild = sample_conversation("r", 3)

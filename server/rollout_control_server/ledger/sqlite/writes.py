@@ -281,7 +281,7 @@ class WriteTransaction:
         parent_id = commit.parent_call_id
         if state is not None and parent_id is not None and chain and chain[-1] == commit.staging_key:
             parent = self._recorded_chain(state, parent_id)
-            if parent is not None and len(parent[1]) == len(chain) - 1 and parent[1] == chain[:-1]:
+            if parent is not None and (parent[1] is commit.continued_chain or parent[1] == chain[:-1]):
                 return parent[0], None
         return None, _ENCODER.encode(chain).decode()
 
