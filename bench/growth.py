@@ -19,9 +19,9 @@ CALLS = 1000
 AROUND = {10: range(5, 16), 100: range(90, 111), 300: range(280, 321), 1000: range(960, 1000)}
 """The records whose times are taken together as that of the 10th, the 100th ..."""
 WHY_MISSED = (
-    "what grows is the staging chain that each commit brings: 1000 pointers instead of 10 are compared, and 1000 reference "
-    "counts changed, which takes some 15 us. What is written is the same for each record, and so is the sync that is most "
-    "of the time"
+    "what grows is the staging chain that each commit brings: 1000 pointers instead of 10 are compared, and 1000 "
+    "reference counts changed, which takes some 15 us. What is written is the same for each record, and so is the sync "
+    "that is most of the time"
 )
 
 

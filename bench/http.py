@@ -32,10 +32,10 @@ SHORT = (
     "depends on how its threads share two cores with the load generator"
 )
 LONG = (
-    "perf shows of a request's time: 12% in the preads of SQLite's pages, 15% in SQLite and in copying what it joined, 30% "
-    "in copying the answer into the socket, which the bare application does too; 15% in waking the load generator, which "
-    "waits for ours and never for the bare application; the rest is Python, half of it uvicorn. A manifest of one call "
-    "takes twice the time of the bare application's 100 already, so this is missed however fast the rows are read"
+    "perf shows of a request's time: 12% in the preads of SQLite's pages, 15% in SQLite and in copying what it joined, "
+    "30% in copying the answer into the socket, which the bare application does too, 15% in waking the load generator, "
+    "which waits for ours and never for the bare application; the rest is Python, half of it uvicorn. A manifest of "
+    "one call takes twice the time of the bare application's 100 already: this is missed however fast rows are read"
 )
 WHY_MISSED = {1: SHORT, 10: SHORT, 100: LONG, 1000: LONG}
 

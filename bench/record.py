@@ -20,9 +20,9 @@ from bench.rows import Rollouts, check_manifest, gym_commits, sample_rollouts
 
 CALLS = 10
 WHY_MISSED = (
-    "py-spy shows a fifth of the time in COMMIT, that is in writing and syncing the WAL, where each rollout has a page of "
-    "its own, so that 8 KB are written for a row of 1 KB. The rest is Python in two threads that share one interpreter: "
-    "40 us of CPU for a row, 7 of them in checking the record by the spec's patterns"
+    "py-spy shows a fifth of the time in COMMIT, that is in writing and syncing the WAL, where each rollout has a page "
+    "of its own, so that 8 KB are written for a row of 1 KB. The rest is Python in two threads that share one "
+    "interpreter: 40 us of CPU for a row, 7 of them in checking the record by the spec's patterns"
 )
 LIMIT = "appending the same rows to a file and syncing it, after as many rows as there are tasks"
 
