@@ -12,11 +12,11 @@ import pytest
 from rollout_control_server.errors import LedgerCorruptError
 from rollout_control_server.ledger import SqliteLedger
 from rollout_control_server.ledger.conformance.steps import record_all
+from rollout_control_server.ledger.sqlite.schema import PAGE_BYTES
 from rollout_control_server.samples import sample_commit, sample_conversation
 from served import Control, controlled
 
 ROLLOUT_IDS = [f"r{index}" for index in range(12)]
-PAGE_BYTES = 8192
 
 
 @pytest.fixture

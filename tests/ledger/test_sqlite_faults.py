@@ -20,6 +20,7 @@ import pytest
 from rollout_control_server.errors import LedgerCorruptError, LedgerRefusedError, LedgerUnavailableError
 from rollout_control_server.ledger import SqliteLedger
 from rollout_control_server.ledger.conformance.steps import call_ids, record_all
+from rollout_control_server.ledger.sqlite.schema import PAGE_BYTES
 from rollout_control_server.samples import sample_commit, sample_conversation
 
 CHILD_PRELUDE = """
@@ -61,9 +62,6 @@ def run_child(body: str, *arguments: str, prefix: tuple[str, ...] = ()) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-PAGE_BYTES = 8192
 
 
 @pytest.fixture

@@ -9,7 +9,16 @@ from urllib.parse import quote
 
 from rollout_control_server.errors import LedgerRefusedError
 
-__all__ = ["APPLICATION_ID", "BLOCK_ROWS", "MIGRATIONS", "SEQ_BITS", "connect", "create_ledger", "open_ledger_file"]
+__all__ = [
+    "APPLICATION_ID",
+    "BLOCK_ROWS",
+    "MIGRATIONS",
+    "PAGE_BYTES",
+    "SEQ_BITS",
+    "connect",
+    "create_ledger",
+    "open_ledger_file",
+]
 
 APPLICATION_ID: Final = 0x52434C47
 """`RCLG`, in the file's header: what `file` and other programs know a ledger by."""
@@ -18,6 +27,12 @@ SEQ_BITS: Final = 24
 """A row's id is its rollout's generation, shifted by this, and its place in the rollout.
 
 So the rows of a rollout lie together and in order, whatever other rollouts record between them.
+"""
+
+PAGE_BYTES: Final = 8192
+"""Of a new file. A page takes eight calls of the usual size, which the columns of `call` are laid out for.
+
+A manifest is read page by page, and a record writes one whole.
 """
 
 BLOCK_ROWS: Final = 16
@@ -126,9 +141,7 @@ def create_ledger(path: Path) -> None:
     try:
         connection = connect(unfinished, create=True, busy_timeout_s=0)
         try:
-            # A page takes eight calls of the usual size, which the columns of `call` are laid out for. A manifest is
-            # read page by page, and a record writes one whole.
-            connection.execute("PRAGMA page_size = 8192")
+            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
                 raise LedgerRefusedError(
                     f"{path} lies on a file system without memory that processes share, which SQLite's WAL needs: "

@@ -18,6 +18,7 @@ from rollout_control_server.ledger.sqlite.file import LedgerFile
 from rollout_control_server.ledger.sqlite.locking import begin_immediate
 from rollout_control_server.ledger.sqlite.purge import purge_is_due, purge_some
 from rollout_control_server.ledger.sqlite.reader import open_same_file
+from rollout_control_server.ledger.sqlite.schema import PAGE_BYTES
 from rollout_control_server.ledger.sqlite.writes import RolloutStates, WriteTransaction
 
 __all__ = ["Writer"]
@@ -35,6 +36,10 @@ _PURGE_S: Final = 0.001
 _PURGE_SHARE: Final = 0.1
 """How much of its time the writer purges, so that reads and writes hardly notice."""
 _PURGE_RETRY_S: Final = 0.5
+_PURGE_LOOK_S: Final = 1.0
+"""How often a handle that writes looks for what another one left to be purged."""
+_WAL_LOOK_BYTES: Final = 2**20
+"""By how much the WAL may grow, about, until its size is looked at."""
 
 
 class _Job(NamedTuple):
@@ -68,6 +73,8 @@ class Writer:
         self._connections: _Connections | None = None
         self._states = RolloutStates()
         self._next_purge: float | None = None
+        self._next_purge_look = 0.0
+        self._bytes_since_wal_look = 0
         self._untidy = False
         self._checkpointer: Final = Checkpointer(file, busy_timeout_s)
 
@@ -111,7 +118,7 @@ class Writer:
                     jobs.append(entry)
             if jobs:
                 _deliver(jobs, self._commit(jobs))
-            self._keep_house(look_for_purge=bool(jobs))
+            self._keep_house()
         self._close_connections()
 
     def _next_entries(self) -> list[_Job | None]:
@@ -137,6 +144,7 @@ class Writer:
     def _transaction(self, jobs: list[_Job]) -> list[_Outcome]:
         with storage_faults(self._file.path):
             connection = self._open().writing
+            changes = connection.total_changes
             begin_immediate(connection, self._busy_timeout_s)
             try:
                 transaction = WriteTransaction(connection, self._states, self._chains)
@@ -156,6 +164,10 @@ class Writer:
         # Again, for the file may have gone meanwhile, and with it what was just committed.
         self._file.check()
         transaction.committed()
+        # A change writes a page at most, but for what is too large for one.
+        self._bytes_since_wal_look += (connection.total_changes - changes) * PAGE_BYTES + transaction.new_bytes
+        if transaction.has_abandoned_rows:
+            self._next_purge_look = 0.0
         return outcomes
 
     def _open(self) -> _Connections:
@@ -177,21 +189,30 @@ class Writer:
     def _purge_is_due(self) -> bool:
         return self._next_purge is not None and self._next_purge <= time.perf_counter()
 
-    def _keep_house(self, *, look_for_purge: bool) -> None:
-        """Purges a little and checkpoints, if that is due."""
+    def _keep_house(self) -> None:
+        """Purges a little and checkpoints, if that is due.
+
+        A task that records one call after another waits for this, so it rarely asks the system for anything.
+        """
         if self._connections is None and not self._purge_is_due():
             return
         try:
             with storage_faults(self._file.path):
-                connection, lock_holder = self._open()
                 if self._purge_is_due():
+                    connection, lock_holder = self._open()
                     begun = time.perf_counter()
                     purge_some(connection, _PURGE_S, self._busy_timeout_s)
                     pause = (time.perf_counter() - begun) * (1 / _PURGE_SHARE - 1)
                     self._next_purge = time.perf_counter() + pause if purge_is_due(connection) else None
-                elif look_for_purge and self._next_purge is None and purge_is_due(connection):
-                    self._next_purge = time.perf_counter()
-                self._checkpointer.run_if_due(connection, lock_holder)
+                else:
+                    connection, lock_holder = self._connections or self._open()
+                    if self._next_purge is None and time.perf_counter() >= self._next_purge_look:
+                        self._next_purge_look = time.perf_counter() + _PURGE_LOOK_S
+                        if purge_is_due(connection):
+                            self._next_purge = time.perf_counter()
+                if self._bytes_since_wal_look >= _WAL_LOOK_BYTES or self._next_purge is not None:
+                    self._bytes_since_wal_look = 0
+                    self._checkpointer.run_if_due(connection, lock_holder)
             self._untidy = False
         except Exception as error:
             # Whatever it is must not end the thread that everybody's writes wait for.

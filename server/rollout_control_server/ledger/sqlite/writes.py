@@ -92,6 +92,10 @@ class WriteTransaction:
     """The writes that are committed together. Each checks before it changes anything, so a conflict changes nothing.
 
     New rows wait to be inserted together, which takes half the time, until the end or until a check needs to see them.
+
+    Attributes:
+        has_abandoned_rows: Whether there may be more to purge than before.
+        new_bytes: Size of the rows that it inserted.
     """
 
     def __init__(self, connection: sqlite3.Connection, states: RolloutStates, chains: ChainCache) -> None:
@@ -104,6 +108,8 @@ class WriteTransaction:
         self._new_finds: Final[list[tuple[int, int, int]]] = []
         self._new_keys: Final[set[tuple[int, int]]] = set()
         self._newest_generation: int | None = None
+        self.has_abandoned_rows = False
+        self.new_bytes = 0
         states.begin(connection)
 
     def flush(self) -> None:
@@ -141,6 +147,7 @@ class WriteTransaction:
         if state is not None and self._is_recorded(commit, state, key):
             return True
         parent_seq, staging_chain = self._pack_chain(commit, state)
+        self.new_bytes += len(commit.record_json) + len(staging_chain or "")
         row = (commit.record_json.decode(), None, parent_seq, staging_chain, *pack_lookup(commit))
         if state is None:
             state = self._new_generation(commit.rollout_id)
@@ -160,6 +167,7 @@ class WriteTransaction:
             state = self._new_generation(failure.rollout_id)
         elif any(call.json == failure.failure_json for call in self._find_calls(state, key)):
             return True
+        self.new_bytes += len(failure.failure_json)
         self._append(state, key, NO_KEY, (failure.failure_json.decode(), 1, None, None, None, None, None))
         return True
 
@@ -299,6 +307,7 @@ class WriteTransaction:
 
     def _abandon_rows(self, rollout_ids: list[str], ids: str) -> RolloutRemoval:
         """Queues the rows of the rollouts for the purge, and tells which had any: those with a generation."""
+        self.has_abandoned_rows = True
         self.flush()
         for rollout_id in rollout_ids:
             self._states.pop(rollout_id, None)
