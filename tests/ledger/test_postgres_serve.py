@@ -51,6 +51,16 @@ def test_what_will_not_mend_itself_ends_it_at_its_start(
     assert "Traceback" not in told
 
 
+def test_it_says_where_it_serves_without_the_password(postgres_with_passwords: PostgresServer) -> None:
+    server = serve(f"postgresql://postgres:hunter22@127.0.0.1:{postgres_with_passwords.port}/postgres")
+    assert server.stderr is not None
+    told = server.stderr.readline()
+    server.terminate()
+    told += server.communicate(timeout=60)[1]
+    assert f"serving postgresql://postgres:***@127.0.0.1:{postgres_with_passwords.port}/postgres on http://" in told
+    assert "hunter22" not in told
+
+
 def test_a_server_that_runs_outlives_its_database() -> None:
     with running_postgres() as postgres:
         server = serve(f"{postgres.url}?operation_timeout_s=1")
