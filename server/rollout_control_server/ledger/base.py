@@ -11,13 +11,14 @@ import abc
 import logging
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cached_property
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 import msgspec
 from rollout_control_spec import unique_rollout_ids, validate_rollout_id
 
-from rollout_control_server.ledger.staging_chains import check_staging_chain
+from rollout_control_server.ledger.staging_chains import CheckedChains
 from rollout_control_server.records import CallFailure, CallRecord, CaptureCommit, ParentLookup, RolloutRemoval
 
 __all__ = ["CaptureLedger", "CheckedCommit", "CheckedFailure", "FenceCount", "ManifestsRead"]
@@ -134,7 +135,7 @@ class CaptureLedger(abc.ABC):
             TypeError: It is no CaptureCommit.
             ValueError: The commit breaks a rule of the spec's CallRecord, or its rollout id is none.
         """
-        checked = _check_commit(commit)
+        checked = _check_commit(commit, self._checked_chains)
         kept = await self._record(checked)
         if not kept:
             logger.warning(
@@ -260,6 +261,11 @@ class CaptureLedger(abc.ABC):
             raise ValueError(f"older_than must not be negative, and is {older_than}")
         return await self._forget_fences(older_than)
 
+    @cached_property
+    def _checked_chains(self) -> CheckedChains:
+        """What `record` knows of chains; made at its first use, since a backend need not call any constructor here."""
+        return CheckedChains()
+
     @abc.abstractmethod
     async def check_ready(self) -> None:
         """Returns if the storage can take a write now, as far as can be told without one.
@@ -331,7 +337,7 @@ def join_manifest(rollout_id: str, records: Sequence[bytes], failures: Sequence[
     )
 
 
-def _check_commit(commit: CaptureCommit) -> CheckedCommit:
+def _check_commit(commit: CaptureCommit, chains: CheckedChains) -> CheckedCommit:
     """Encodes a commit and reads it back by the spec's rules: a struct's constructor checks no types."""
     if not isinstance(commit, CaptureCommit):
         raise TypeError(f"record takes a CaptureCommit, not {type(commit).__name__}")
@@ -341,7 +347,7 @@ def _check_commit(commit: CaptureCommit) -> CheckedCommit:
         # Encoded from what was read back, so that 1 and 1.0 in `admitted_at` are the same commit.
         record_json = _ENCODER.encode(record)
         lookup = _LOOKUP_DECODER.decode(_ENCODER.encode(commit.lookup))
-        staging_chain, continued_chain = check_staging_chain(commit.staging_chain)
+        staging_chain, continued_chain = chains.check(commit.staging_chain)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"this commit cannot be recorded: {error}") from error
     return CheckedCommit(

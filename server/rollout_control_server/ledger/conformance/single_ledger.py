@@ -26,6 +26,12 @@ from rollout_control_server.records import CallRecord, ParentLookup
 from rollout_control_server.samples import changed, sample_commit, sample_conversation
 
 
+class OtherText(str):
+    """A string of another type, which not every backend can store."""
+
+    __slots__ = ()
+
+
 class CaptureLedgerConformance(abc.ABC):
     """What every capture ledger promises. A subclass says how one is opened."""
 
@@ -286,7 +292,10 @@ class CaptureLedgerConformance(abc.ABC):
             {"prev_len": 0.0},
         ]
         bad = [changed(good, **field) for field in fields]
-        bad += [msgspec.structs.replace(good, staging_chain=chain) for chain in (("",), ("\ud800",), (7,), "key")]
+        bad += [
+            msgspec.structs.replace(good, staging_chain=chain)
+            for chain in (("",), ("\ud800",), (7,), (OtherText("k"),), "key")
+        ]
         bad += [
             msgspec.structs.replace(good, lookup=lookup)
             for lookup in (ParentLookup("", 1, "d"), ParentLookup("f", -1, "d"), ParentLookup("f", 1, "\ud800"))
@@ -410,6 +419,8 @@ class CaptureLedgerConformance(abc.ABC):
             (*chain, ""),
             (*chain, "\ud800"),
             (*chain, 7),
+            (*chain, OtherText("k")),
+            (*chain[:100], OtherText("k"), *chain[101:], "k"),
             ("", *chain[1:], "k"),
             (*chain[:-1], "\ud800", "k"),
         ]

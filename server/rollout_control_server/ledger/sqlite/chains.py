@@ -4,11 +4,13 @@ import threading
 from collections import OrderedDict
 from typing import Final
 
+from rollout_control_server.ledger.staging_chains import bytes_of_chain
+
 __all__ = ["ChainCache"]
 
 _MAX_CHAINS: Final = 2048
-_MAX_KEYS: Final = 524_288
-"""Of all chains together: two chains each of 256 rollouts that are a thousand calls deep, 4 MB of pointers."""
+_MAX_BYTES: Final = 32 * 2**20
+"""Of all chains together: two chains each of 256 rollouts that are a thousand calls deep."""
 
 
 class ChainCache:
@@ -21,7 +23,7 @@ class ChainCache:
     def __init__(self) -> None:
         self._lock: Final = threading.Lock()
         self._chains: Final[OrderedDict[tuple[int, str], tuple[int, tuple[str, ...]]]] = OrderedDict()
-        self._keys = 0
+        self._bytes = 0
 
     def get(self, generation: int, model_call_id: str) -> tuple[int, tuple[str, ...]] | None:
         """Returns the call's place in its rollout and its chain, or None."""
@@ -37,7 +39,7 @@ class ChainCache:
             if (generation, model_call_id) in self._chains:
                 return
             self._chains[generation, model_call_id] = seq, chain
-            self._keys += len(chain)
-            while len(self._chains) > _MAX_CHAINS or self._keys > _MAX_KEYS:
+            self._bytes += bytes_of_chain(chain)
+            while len(self._chains) > _MAX_CHAINS or self._bytes > _MAX_BYTES:
                 _, (_, oldest) = self._chains.popitem(last=False)
-                self._keys -= len(oldest)
+                self._bytes -= bytes_of_chain(oldest)

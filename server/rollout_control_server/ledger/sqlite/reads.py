@@ -110,8 +110,9 @@ def manifests(connection: sqlite3.Connection, rollout_ids: list[str], max_bytes:
                 if call_rowid != generation << SEQ_BITS | seq:
                     raise lost_rows(rollout_id)
                 _check_whole(rollout_id, json)
-                (failures if failed else records).append(json)
-                size += len(json) + 1
+                rows_of_kind = failures if failed else records
+                size += len(json) + bool(rows_of_kind)  # a comma
+                rows_of_kind.append(json)
             if size + _EMPTY_MANIFEST_BYTES + len(rollout_id) > max_bytes and index > 0:
                 cursor.close()
                 read.remaining.extend(rollout_ids[index:])

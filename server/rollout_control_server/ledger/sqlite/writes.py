@@ -131,7 +131,11 @@ class WriteTransaction:
             self._chains.put(generation, model_call_id, seq, chain)
 
     def check_writable(self) -> None:
-        """Does what a write does, and writes nothing: SQLite lets a transaction on a read-only file begin."""
+        """Does what a write does, on tables that are all there, and writes nothing.
+
+        SQLite lets a transaction on a read-only file begin.
+        """
+        self._connection.execute("SELECT 1 FROM rollout, call, block_finder, purge LIMIT 0")
         self._connection.execute("UPDATE newest_generation SET generation = 0 WHERE generation < 0")
 
     def record(self, commit: CheckedCommit) -> bool:
