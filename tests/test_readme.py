@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import rollout_control_client
-from rollout_control_server import MemoryLedger
+from rollout_control_server import MemoryLedger, RolloutManifest
+from rollout_control_server.ledger.conformance.steps import read_manifest
 from rollout_control_server.samples import sample_conversation
 from served import TOKEN, controlled
 
@@ -53,6 +54,21 @@ def test_the_routes_are_installed(tmp_path: Path) -> None:
         answer = control.get_manifest("r", headers={"authorization": "Bearer TOKEN"})
         assert answer.json()["records"] == []
     asyncio.run(names["ledger"].aclose())
+
+
+def test_the_calls_are_recorded() -> None:
+    (program,) = (block for block in blocks("python") if "def record_calls" in block)
+    names: dict[str, Any] = {}
+    exec(compile(program, "README.md", "exec"), names)
+
+    async def record() -> RolloutManifest:
+        async with MemoryLedger() as ledger:
+            await names["record_calls"](ledger, "r")
+            return await read_manifest(ledger, "r")
+
+    manifest = asyncio.run(record())
+    assert [each.model_call_id for each in manifest.records] == ["call-1", "call-2"]
+    assert [each.model_call_id for each in manifest.failures] == ["call-3"]
 
 
 def test_the_errors_are_the_clients() -> None:
