@@ -1,5 +1,6 @@
 """The command `rollout-control check`, as people and machines use it: against all kinds of servers, and none."""
 
+import asyncio
 import json
 import os
 import random
@@ -212,6 +213,22 @@ def test_a_server_that_goes_away_midway() -> None:
         thread.join()
     assert done.returncode == 1
     assert "the check broke off: nothing accepts a connection" in done.stdout
+
+
+def test_a_time_limit_that_runs_out_is_no_shortfall() -> None:
+    app = create_app(MemoryLedger(), TOKEN)
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await asyncio.sleep(0.1)
+        await app(scope, receive, send)
+
+    with serving(slow) as base_url:
+        done = check(base_url, "--json", "--time-limit", "1")
+    report = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert (report["complete"], report["falls_short"], report["counts"]["broken"]) == (False, False, 0)
+    assert "the time limit of 1 s ran out" in report["notes"][0]
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ class Report:
 
     @property
     def falls_short(self) -> bool:
-        """Whether the server breaks a requirement, or could not be checked to the end."""
-        return not self.complete or self.count(Verdict.BROKEN) > 0
+        """Whether the server breaks a requirement."""
+        return self.count(Verdict.BROKEN) > 0
 
     def count(self, verdict: Verdict) -> int:
         """Returns how many requirements have this verdict."""

@@ -85,8 +85,8 @@ def check(
     deleted in the end.
 
     Exits with 0 if the server does what the contract requires, as far as it was checked; with 1 if it falls short, a
-    wrong, torn or hanging answer included; with 2 if no HTTP answer came at all, and for bad options: --json
-    prints an object then whose "error" says why.
+    wrong, torn or hanging answer included, or the check could not be finished; with 2 if no HTTP answer came at all or
+    the record command failed at once, and for bad options: --json prints an object then whose "error" says why.
     """
     try:
         from rich.console import Console
@@ -126,4 +126,4 @@ def check(
         click.echo(report_as_json(report))
     else:
         print_report(report, Console())
-    sys.exit(report.falls_short)
+    sys.exit(report.falls_short or not report.complete)

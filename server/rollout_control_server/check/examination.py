@@ -47,6 +47,7 @@ BATCH_OPERATIONS: Final = (*REMOVALS, "manifests")
 JSON: Final = (("Content-Type", "application/json"),)
 DOCUMENTED_STATUSES: Final = (200, 400, 401, 404, 405, 409, 410, 413, 415, 422, 500, 501, 503)
 HANGS_BEFORE_GIVING_UP: Final = 3
+TIME_IS_UP: Final = "the time limit of the whole check is over"
 CLEANUP_BATCH: Final = 1000
 
 
@@ -198,9 +199,12 @@ class Examination:
         if self._hangs_in_a_row >= HANGS_BEFORE_GIVING_UP:
             raise NotCheckedError(f"the server left {self._hangs_in_a_row} requests in a row without an answer")
         if time.monotonic() > self.wire.deadline:
-            raise NotCheckedError("the time limit of the whole check is over")
+            raise NotCheckedError(TIME_IS_UP)
         exchange = self.wire.exchange(request)
         if exchange.answer is None:
+            if exchange.failure.startswith(OUT_OF_TIME) and time.monotonic() >= self.wire.deadline:
+                # Cut short by the check, not by the server.
+                raise NotCheckedError(TIME_IS_UP)
             self._hangs_in_a_row += exchange.failure.startswith(OUT_OF_TIME)
             self._note("http.answers", "a whole answer", exchange)
             raise ShortfallError(wanted, exchange)
