@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from rollout_control_server.check.command import check
 from rollout_control_server.control_routes import DEFAULT_ANSWER_LIMIT
 from rollout_control_server.demo import run_demo
 from rollout_control_server.errors import LedgerError, LedgerUnavailableError, RolloutControlError
+from rollout_control_server.interruption import ENDING_SIGNALS, INTERRUPTED
 from rollout_control_server.ledger import CaptureLedger, FenceCount, open_ledger, shown_ledger_url
 from rollout_control_server.serving import AUTH_TOKEN_VARIABLE, run_server
 
@@ -37,9 +37,6 @@ ledger_option = click.option(
     show_default=True,
     help=LEDGER_HELP,
 )
-
-INTERRUPTED: Final = 130
-"""The exit status that shells give for SIGINT."""
 
 DURATION_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -124,7 +121,7 @@ def demo(ledger_url: str | None, rollouts: int) -> None:
 async def demo_until_a_signal(ledger_url: str | None, rollouts: int) -> int:
     """Runs the demo; the first SIGINT or SIGTERM cancels it, and further ones don't disturb its cleaning up."""
     demonstration = asyncio.create_task(demo_on(ledger_url, rollouts))
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDING_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(
             number, lambda: demonstration.cancelling() or demonstration.cancel()
         )

@@ -4,10 +4,13 @@ import asyncio
 import json
 import os
 import random
+import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -229,6 +232,106 @@ def test_a_time_limit_that_runs_out_is_no_shortfall() -> None:
     assert done.returncode == 1
     assert (report["complete"], report["falls_short"], report["counts"]["broken"]) == (False, False, 0)
     assert "the time limit of 1 s ran out" in report["notes"][0]
+
+
+def test_what_a_failing_record_command_has_recorded_is_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    record = f"{sys.executable} -m rollout_control_server.check.record_rows sqlite:///{path}"
+    with serving(create_app(SqliteLedger(path), TOKEN)) as base_url:
+        done = check(base_url, "--record-command", f"sh -c '{record}; exit 3'")
+    assert done.returncode == 2
+    assert "exited with 3" in done.stderr
+    assert rollouts_in(path) == []
+
+
+def rollouts_in(path: Path) -> list[str]:
+    """Returns the rollouts of which a ledger's file has rows or a fence."""
+    connection = sqlite3.connect(path)
+    try:
+        return [rollout_id for (rollout_id,) in connection.execute("SELECT rollout_id FROM rollout")]
+    finally:
+        connection.close()
+
+
+class Watched:
+    """An application that tells when the check has come to a moment, and can hang from then on."""
+
+    def __init__(self, app: Any, is_then: Callable[[Any], bool], count: int, *, hangs: bool = False) -> None:
+        self._app = app
+        self._is_then = is_then
+        self._left = count
+        self._hangs = hangs
+        self.then = threading.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            self._left -= self._is_then(scope)
+            if self._left <= 0:
+                self.then.set()
+                if self._hangs:
+                    await receive()
+                    while (await receive())["type"] != "http.disconnect":
+                        pass
+                    return
+        await self._app(scope, receive, send)
+
+
+def of_schemathesis(scope: Any) -> bool:
+    return scope["path"].endswith("/retire") and dict(scope["headers"])[b"user-agent"].startswith(b"schemathesis")
+
+
+def interrupted(watched: Watched, base_url: str, number: signal.Signals, *options: str) -> tuple[str, str]:
+    """Interrupts a check until it is gone, as from a terminal by somebody impatient, and returns what it says."""
+    checking = subprocess.Popen(
+        [sys.executable, "-m", "rollout_control_server", "check", base_url, *options],
+        env={**os.environ, "ROLLOUT_CONTROL_AUTH_TOKEN": TOKEN},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert watched.then.wait(60)
+    began = time.monotonic()
+    while checking.poll() is None:
+        os.killpg(checking.pid, number)
+        time.sleep(0.01)
+    said = checking.communicate(timeout=60)
+    assert time.monotonic() - began < 10
+    assert checking.returncode == 130
+    return said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("is_then", "count"),
+    [
+        # Its first request, the one after it had the first row recorded, one amid the checks, and one of the fuzzing.
+        pytest.param(lambda _: True, 1, id="first"),
+        pytest.param(lambda _: True, 2, id="recorded"),
+        pytest.param(lambda scope: scope["path"].endswith("/retire"), 20, id="amid"),
+        pytest.param(of_schemathesis, 20, id="fuzzing"),
+    ],
+)
+def test_a_signal_ends_it_in_one_line_and_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, is_then: Callable[[Any], bool], count: int
+) -> None:
+    path = tmp_path / "ledger.sqlite"
+    record = f"{sys.executable} -m rollout_control_server.check.record_rows sqlite:///{path}"
+    watched = Watched(create_app(SqliteLedger(path), TOKEN), is_then, count)
+    with serving(watched) as base_url:
+        out, err = interrupted(watched, base_url, number, "--json", "--record-command", record)
+    assert err == "the check was interrupted\n"
+    assert json.loads(out) == {"complete": False, "error": "the check was interrupted"}
+    assert rollouts_in(path) == []
+
+
+def test_a_signal_ends_it_although_the_server_hangs() -> None:
+    watched = Watched(create_app(MemoryLedger(), TOKEN), lambda _: True, 40, hangs=True)
+    with serving(watched) as base_url:
+        out, err = interrupted(watched, base_url, signal.SIGTERM)
+    assert out == ""
+    assert err.startswith("the check was interrupted; could not delete the ids that begin with rollout-control-check-")
+    assert err.index("\n") == len(err) - 1
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,12 @@ BY_EVERY_REQUEST: Final = ("http.answers", "errors.none-internal", "errors.docum
 CHECKED_IDS: Final = frozenset([*CHECKS, *OBSERVERS, *BY_EVERY_REQUEST])
 """The requirements that have a check, registered by the modules imported above."""
 
+CLEANUP_S: Final = 3.0
+"""Seconds to clean up after a check that did not come to its end: somebody waits for the command to be gone."""
+
+SETTLING_S: Final = 0.5
+"""Seconds for what was asked last, of which no answer was awaited, to be done, and so to be there for the cleanup."""
+
 LONG_TOKEN: Final = 8
 """Characters; parts of a shorter one could be words of the report."""
 
@@ -71,7 +77,8 @@ def check_server(
 ) -> Report:
     """Checks a running server, of any make, against the contract.
 
-    It removes and records under an id prefix of its own only, and deletes that in the end.
+    It removes and records under an id prefix of its own only, and deletes that in the end, also when an exception ends
+    it: a note of the exception says then what could not be deleted.
 
     Args:
         base_url: Where the server is, without the control plane's prefix.
@@ -94,24 +101,31 @@ def check_server(
     complete = True
     fuzzed = 0
     try:
-        server.examine(FIRST[0])
-        if recorder is not None:
-            _try(recorder, server)
-        for requirement_id in (*FIRST, *requirements()):
-            server.examine(requirement_id)
-        if fuzzing is not None and server.outcomes[FIRST[0]].verdict is Verdict.HOLDS:
-            fuzzed, note = fuzzing.run(server)
-            notes.append(note)
-    except FuzzingError as error:
-        complete = False
-        notes.append(str(error))
-    except UnreachableError as error:
-        if not server.outcomes:
-            raise
-        complete = False
-        notes.append(f"the check broke off: {error}")
-    finally:
-        left = server.clean_up()
+        try:
+            server.examine(FIRST[0])
+            if recorder is not None:
+                _try(recorder, server)
+            for requirement_id in (*FIRST, *requirements()):
+                server.examine(requirement_id)
+            if fuzzing is not None and server.outcomes[FIRST[0]].verdict is Verdict.HOLDS:
+                fuzzed, note = fuzzing.run(server)
+                notes.append(note)
+        except FuzzingError as error:
+            complete = False
+            notes.append(str(error))
+        except UnreachableError as error:
+            if not server.outcomes:
+                raise
+            complete = False
+            notes.append(f"the check broke off: {error}")
+        left = server.clean_up(2 * timeout_s)
+    except BaseException as ending:
+        if server.outcomes:
+            time.sleep(SETTLING_S)
+            left = server.clean_up(CLEANUP_S)
+            if left:
+                ending.add_note(left)
+        raise
     notes += [left] if left else []
     if time.monotonic() - started_at >= time_limit_s:
         complete = False

@@ -5,12 +5,16 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rollout_control_server.auth import BearerToken
+from rollout_control_server.interruption import INTERRUPTED, InterruptionError, first_signal_raises
 from rollout_control_server.serving import AUTH_TOKEN_VARIABLE
+
+if TYPE_CHECKING:
+    from rollout_control_server.check.checking import Report
 
 __all__ = ["check"]
 
@@ -35,8 +39,12 @@ def _told_as_json(*, asked_for: bool) -> Iterator[None]:
         yield
     except click.UsageError as error:
         if asked_for:
-            click.echo(json.dumps({"complete": False, "error": error.format_message()}, indent=2))
+            _tell_as_json(error.format_message())
         raise
+
+
+def _tell_as_json(why_no_report: str) -> None:
+    click.echo(json.dumps({"complete": False, "error": why_no_report}, indent=2))
 
 
 @click.command(cls=_CheckCommand)
@@ -82,21 +90,58 @@ def check(
 
     BASE_URL is where the server is, without the control plane's own path. The bearer token is read from the environment
     variable ROLLOUT_CONTROL_AUTH_TOKEN. Everything that is removed or recorded has an id of the check's own, and is
-    deleted in the end.
+    deleted in the end, also when SIGINT or SIGTERM ends the check.
 
     Exits with 0 if the server does what the contract requires, as far as it was checked; with 1 if it falls short, a
     wrong, torn or hanging answer included, or the check could not be finished; with 2 if no HTTP answer came at all or
-    the record command failed at once, and for bad options: --json prints an object then whose "error" says why.
+    the record command failed at once, and for bad options; with 130 if SIGINT or SIGTERM ended it. With 2 and 130,
+    --json prints an object whose "error" says why.
     """
     try:
-        from rich.console import Console
+        with first_signal_raises():
+            report = _report_on(
+                base_url,
+                record_command=record_command,
+                recorded_id=recorded_id,
+                seed=seed,
+                max_examples=max_examples,
+                timeout_s=timeout_s,
+                time_limit_s=time_limit_s,
+            )
+    except InterruptionError as interruption:
+        said = _with_notes("the check was interrupted", interruption)
+        click.echo(said, err=True)
+        if as_json:
+            _tell_as_json(said)
+        sys.exit(INTERRUPTED)
+    from rich.console import Console
+
+    from rollout_control_server.check.report import as_json as report_as_json
+    from rollout_control_server.check.report import print_report
+
+    if as_json:
+        click.echo(report_as_json(report))
+    else:
+        print_report(report, Console())
+    sys.exit(report.falls_short or not report.complete)
+
+
+def _report_on(
+    base_url: str,
+    *,
+    record_command: str | None,
+    recorded_id: str | None,
+    seed: int | None,
+    max_examples: int,
+    timeout_s: float,
+    time_limit_s: float,
+) -> "Report":
+    try:
         from rollout_control_spec import validate_rollout_id
 
         from rollout_control_server.check.checking import check_server
         from rollout_control_server.check.fuzzing import Fuzzing
         from rollout_control_server.check.recorder import RecordingError, command_recorder
-        from rollout_control_server.check.report import as_json as report_as_json
-        from rollout_control_server.check.report import print_report
         from rollout_control_server.check.wire import UnreachableError
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("rollout_control"):
@@ -111,7 +156,7 @@ def check(
         raise click.UsageError("BASE_URL has no user and no password: the report would show them")
     try:
         BearerToken(auth_token)
-        report = check_server(
+        return check_server(
             base_url,
             auth_token,
             recorder=None if record_command is None else command_recorder(record_command),
@@ -121,9 +166,9 @@ def check(
             time_limit_s=time_limit_s,
         )
     except (ValueError, RecordingError, UnreachableError) as error:
-        raise click.UsageError(str(error)) from error
-    if as_json:
-        click.echo(report_as_json(report))
-    else:
-        print_report(report, Console())
-    sys.exit(report.falls_short or not report.complete)
+        raise click.UsageError(_with_notes(str(error), error)) from error
+
+
+def _with_notes(said: str, error: BaseException) -> str:
+    """Returns what is said of an error, and after it, in the same line, what could not be cleaned up."""
+    return "; ".join([said, *(" ".join(note.split()) for note in getattr(error, "__notes__", ()))])

@@ -78,10 +78,12 @@ class Fuzzing:
                 words = (done.stdout + done.stderr).decode(errors="replace")
             except subprocess.TimeoutExpired:
                 ended = ", until the time limit"
-            requests = _lines_of(sent)
+            finally:
+                # However it ends: what was sent has to be deleted.
+                requests = _lines_of(sent)
+                for line in requests:
+                    server.touched.update(dict.fromkeys(line["touched"]))
             happened = _lines_of(events)
-        for line in requests:
-            server.touched.update(dict.fromkeys(line["touched"]))
         for found in findings(happened):
             server.report_finding(*shortfall_of(found, server))
         failure = failure_of(happened)
