@@ -31,8 +31,8 @@ SLOW_RETIRE = (
     "transaction; the rest is waiting for a processor and for the disk"
 )
 NOTICED = (
-    "the purge's thread works a tenth of the time, in steps of 1 ms, on the same two cores as server, reader and all "
-    "else that ran; where it held the interpreter the reader waited"
+    "the purge's thread works a twentieth of the time, in steps of 1 ms, on the same two cores as server, reader and "
+    "all else that ran; where it had the interpreter or the processor the reader waited"
 )
 
 

@@ -33,8 +33,13 @@ _MAX_JOBS: Final = 128
 """Of 256 tasks, half prepare their next record while those of the other half are committed."""
 
 _PURGE_S: Final = 0.001
-_PURGE_SHARE: Final = 0.1
-"""How much of its time the writer purges, so that reads and writes hardly notice."""
+_FIRST_PURGE_SHARE: Final = 0.05
+_LAST_PURGE_SHARE: Final = 0.2
+_PURGE_SHARE_GROWTH: Final = 0.01
+"""How much of its time the writer purges, and by how much more each second that a purge goes on.
+
+So reads and writes hardly notice a step's end, and where rollouts are removed all the time, the purge keeps up.
+"""
 _PURGE_RETRY_S: Final = 0.5
 _PURGE_LOOK_S: Final = 1.0
 """How often a handle that writes looks for what another one left to be purged."""
@@ -73,6 +78,7 @@ class Writer:
         self._connections: _Connections | None = None
         self._states = RolloutStates()
         self._next_purge: float | None = None
+        self._purge_begun: float | None = None
         self._next_purge_look = 0.0
         self._bytes_since_wal_look = 0
         self._untidy = False
@@ -201,9 +207,15 @@ class Writer:
                 if self._purge_is_due():
                     connection, lock_holder = self._open()
                     begun = time.perf_counter()
+                    if self._purge_begun is None:
+                        self._purge_begun = begun
                     purge_some(connection, _PURGE_S, self._busy_timeout_s)
-                    pause = (time.perf_counter() - begun) * (1 / _PURGE_SHARE - 1)
+                    growth = _PURGE_SHARE_GROWTH * (begun - self._purge_begun)
+                    share = min(_FIRST_PURGE_SHARE + growth, _LAST_PURGE_SHARE)
+                    pause = (time.perf_counter() - begun) * (1 / share - 1)
                     self._next_purge = time.perf_counter() + pause if purge_is_due(connection) else None
+                    if self._next_purge is None:
+                        self._purge_begun = None
                 else:
                     connection, lock_holder = self._connections or self._open()
                     if self._next_purge is None and time.perf_counter() >= self._next_purge_look:
