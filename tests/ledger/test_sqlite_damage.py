@@ -82,6 +82,16 @@ async def test_rows_that_somebody_removed_are_missed(path: Path, lost: str) -> N
         await record_all(ledger, [sample_commit("r0", "c")])
 
 
+@pytest.mark.parametrize("table", ["rollout", "call", "block_finder", "purge", "newest_generation"])
+async def test_a_ledger_without_one_of_its_tables_is_not_ready(path: Path, table: str) -> None:
+    async with SqliteLedger(path) as ledger:
+        await ledger.check_ready()
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"DROP TABLE {table}")
+        with pytest.raises(LedgerCorruptError, match="no such table"):
+            await ledger.check_ready()
+
+
 def on_served_ledger(path: Path, test: Callable[[Control], None]) -> None:
     ledger = SqliteLedger(path, busy_timeout_s=0.2)
     with controlled(ledger) as control:
