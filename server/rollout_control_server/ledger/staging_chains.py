@@ -28,9 +28,8 @@ class CheckedChains:
 
     def __init__(self) -> None:
         self._lock: Final = threading.Lock()
-        # By the last key: the chain, and what every chain that continues it by one key is equal to. To cut a chain for
-        # the comparison would touch each string, which takes longer when another thread's processor has them.
-        self._chains: Final[OrderedDict[str, tuple[tuple[str, ...], tuple[object, ...]]]] = OrderedDict()
+        # Each by its last key.
+        self._chains: Final[OrderedDict[str, tuple[str, ...]]] = OrderedDict()
         self._bytes = 0
 
     def check(self, staging_chain: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
@@ -50,30 +49,27 @@ class CheckedChains:
         if len(chain) < _DEEP:
             _check_keys(chain)
             return chain, None
-        continued = self._continued_by(chain)
-        if continued is None:
-            _check_keys(chain)
-        else:
-            _check_keys(chain[-1:])
-            # Something else than a string can be equal to one.
-            chain = continued + chain[-1:]
-        self._remember(chain, continued)
-        return chain, continued
-
-    def _continued_by(self, chain: tuple[str, ...]) -> tuple[str, ...] | None:
         with self._lock:
-            found = self._chains.get(chain[-2])
-        return found[0] if found is not None and found[1] == chain else None
+            continued = self._chains.get(chain[-2])
+        # Made of what was checked, since something else than a string can be equal to one.
+        seen = None if continued is None else continued + chain[-1:]
+        if seen == chain:
+            _check_keys(chain[-1:])
+            self._remember(seen, continued)
+            return seen, continued
+        _check_keys(chain)
+        self._remember(chain, None)
+        return chain, None
 
     def _remember(self, chain: tuple[str, ...], continued: tuple[str, ...] | None) -> None:
         with self._lock:
             for replaced in (chain, continued):
                 if replaced is not None and (before := self._chains.pop(replaced[-1], None)) is not None:
-                    self._bytes -= bytes_of_chain(before[0])
-            self._chains[chain[-1]] = chain, chain + _ONE_MORE
+                    self._bytes -= bytes_of_chain(before)
+            self._chains[chain[-1]] = chain
             self._bytes += bytes_of_chain(chain)
             while self._bytes > _MAX_BYTES:
-                _, (oldest, _) = self._chains.popitem(last=False)
+                _, oldest = self._chains.popitem(last=False)
                 self._bytes -= bytes_of_chain(oldest)
 
 
@@ -83,16 +79,3 @@ def _check_keys(keys: tuple[str, ...]) -> None:
     "".join(keys).encode()
     if not all(keys):
         raise ValueError("staging_chain holds an empty staging key")
-
-
-class _AnyKey:
-    """Equals every key."""
-
-    __slots__ = ()
-    __hash__ = None  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-
-_ONE_MORE: Final = (_AnyKey(),)

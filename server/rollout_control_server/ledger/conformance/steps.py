@@ -1,8 +1,10 @@
 """What the tests of the conformance suite are made of."""
 
+import abc
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
@@ -11,6 +13,23 @@ from rollout_control_spec import RolloutRetiredError
 
 from rollout_control_server.ledger.base import CaptureLedger
 from rollout_control_server.records import CaptureCommit, RolloutManifest
+
+
+class OtherText(str):
+    """A string of another type, which not every backend can store."""
+
+    __slots__ = ()
+
+
+class OpensLedger(abc.ABC):
+    """What each part of the suite needs to know of the ledger."""
+
+    @abc.abstractmethod
+    def open_ledger(self) -> AbstractAsyncContextManager[CaptureLedger]:
+        """Opens the ledger under test: empty on the first call within one test.
+
+        It is called within a running event loop. Every ledger of ours is its own context manager.
+        """
 
 
 def ledger_test(test: Callable[[Any, CaptureLedger], Awaitable[None]]) -> Callable[[Any], None]:

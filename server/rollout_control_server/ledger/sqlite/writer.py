@@ -200,28 +200,20 @@ class Writer:
 
         A task that records one call after another waits for this, so it rarely asks the system for anything.
         """
-        if self._connections is None and not self._purge_is_due():
-            return
         try:
             with storage_faults(self._file.path):
-                if self._purge_is_due():
-                    connection, lock_holder = self._open()
-                    begun = time.perf_counter()
-                    if self._purge_begun is None:
-                        self._purge_begun = begun
-                    purge_some(connection, _PURGE_S, self._busy_timeout_s)
-                    growth = _PURGE_SHARE_GROWTH * (begun - self._purge_begun)
-                    share = min(_FIRST_PURGE_SHARE + growth, _LAST_PURGE_SHARE)
-                    pause = (time.perf_counter() - begun) * (1 / share - 1)
-                    self._next_purge = time.perf_counter() + pause if purge_is_due(connection) else None
-                    if self._next_purge is None:
-                        self._purge_begun = None
-                else:
-                    connection, lock_holder = self._connections or self._open()
-                    if self._next_purge is None and time.perf_counter() >= self._next_purge_look:
-                        self._next_purge_look = time.perf_counter() + _PURGE_LOOK_S
-                        if purge_is_due(connection):
-                            self._next_purge = time.perf_counter()
+                purge = self._purge_is_due()
+                connections = self._open() if purge else self._connections
+                if connections is None:
+                    return
+                connection, lock_holder = connections
+                now = time.perf_counter()
+                if purge:
+                    self._purge_a_little(connection)
+                elif self._next_purge is None and now >= self._next_purge_look:
+                    self._next_purge_look = now + _PURGE_LOOK_S
+                    if purge_is_due(connection):
+                        self._next_purge = now
                 if self._bytes_since_wal_look >= _WAL_LOOK_BYTES or self._next_purge is not None:
                     self._bytes_since_wal_look = 0
                     self._checkpointer.run_if_due(connection, lock_holder)
@@ -234,6 +226,18 @@ class Writer:
             self._close_connections()
             if self._next_purge is not None:
                 self._next_purge = time.perf_counter() + _PURGE_RETRY_S
+
+    def _purge_a_little(self, connection: sqlite3.Connection) -> None:
+        begun = time.perf_counter()
+        if self._purge_begun is None:
+            self._purge_begun = begun
+        purge_some(connection, _PURGE_S, self._busy_timeout_s)
+        share = min(_FIRST_PURGE_SHARE + _PURGE_SHARE_GROWTH * (begun - self._purge_begun), _LAST_PURGE_SHARE)
+        ended = time.perf_counter()
+        if purge_is_due(connection):
+            self._next_purge = ended + (ended - begun) * (1 / share - 1)
+        else:
+            self._next_purge = self._purge_begun = None
 
 
 def _deliver(jobs: list[_Job], outcomes: list[_Outcome]) -> None:
