@@ -377,6 +377,20 @@ async def test_removed_rows_are_purged_by_any_handle_and_their_space_is_used_aga
     assert sizes[-1] <= sizes[0] * 1.1
 
 
+async def test_a_handle_that_has_written_once_purges_what_another_left(path: Path) -> None:
+    """However soon after its last look: it looks again, also if it writes no more."""
+    async with SqliteLedger(path) as stays:
+        async with SqliteLedger(path) as leaves:
+            conversations = [sample_conversation(f"r{index}", 40) for index in range(40)]
+            await asyncio.gather(*(record_all(leaves, commits) for commits in conversations))
+            await record_all(stays, [sample_commit("other", "first")])
+            await leaves.delete([f"r{index}" for index in range(40)])
+        assert rows(path, "SELECT count(*) FROM purge") != [(0,)]
+        await record_all(stays, [sample_commit("other", "second")])
+        await until_purged(path)
+        assert rows(path, "SELECT count(*) FROM call") == [(2,)]
+
+
 async def test_a_purge_spares_the_new_rollout_of_a_used_id(path: Path) -> None:
     async with SqliteLedger(path) as ledger:
         for turn in range(5):

@@ -42,7 +42,7 @@ So reads and writes hardly notice a step's end, and where rollouts are removed a
 """
 _PURGE_RETRY_S: Final = 0.5
 _PURGE_LOOK_S: Final = 1.0
-"""How often a handle that writes looks for what another one left to be purged."""
+"""How often, at most, a handle that has written looks for what another one left to be purged."""
 _WAL_LOOK_BYTES: Final = 2**20
 """By how much the WAL may grow, about, until its size is looked at."""
 
@@ -79,7 +79,8 @@ class Writer:
         self._states = RolloutStates()
         self._next_purge: float | None = None
         self._purge_begun: float | None = None
-        self._next_purge_look = 0.0
+        self._next_purge_look: float | None = None
+        self._last_purge_look = 0.0
         self._bytes_since_wal_look = 0
         self._untidy = False
         self._checkpointer: Final = Checkpointer(file, busy_timeout_s)
@@ -128,9 +129,10 @@ class Writer:
         self._close_connections()
 
     def _next_entries(self) -> list[_Job | None]:
-        """Waits for something to do, and returns all that has queued up; nothing when the purge is due."""
+        """Waits for something to do, and returns all that has queued up; nothing when the purge, or a look, is due."""
         try:
-            timeout = None if self._next_purge is None else max(0, self._next_purge - time.perf_counter())
+            due = self._next_purge_look if self._next_purge is None else self._next_purge
+            timeout = None if due is None else max(0, due - time.perf_counter())
             first = self._queue.get(timeout=timeout)
         except queue.Empty:
             return []
@@ -173,7 +175,9 @@ class Writer:
         # A change writes a page at most, but for what is too large for one.
         self._bytes_since_wal_look += (connection.total_changes - changes) * PAGE_BYTES + transaction.new_bytes
         if transaction.has_abandoned_rows:
-            self._next_purge_look = 0.0
+            self._next_purge_look = time.perf_counter()
+        elif self._next_purge_look is None:
+            self._next_purge_look = self._last_purge_look + _PURGE_LOOK_S
         return outcomes
 
     def _open(self) -> _Connections:
@@ -205,13 +209,14 @@ class Writer:
                 purge = self._purge_is_due()
                 connections = self._open() if purge else self._connections
                 if connections is None:
+                    self._next_purge_look = None
                     return
                 connection, lock_holder = connections
                 now = time.perf_counter()
                 if purge:
                     self._purge_a_little(connection)
-                elif self._next_purge is None and now >= self._next_purge_look:
-                    self._next_purge_look = now + _PURGE_LOOK_S
+                elif self._next_purge is None and self._next_purge_look is not None and now >= self._next_purge_look:
+                    self._last_purge_look, self._next_purge_look = now, None
                     if purge_is_due(connection):
                         self._next_purge = now
                 if self._bytes_since_wal_look >= _WAL_LOOK_BYTES or self._next_purge is not None:
