@@ -4,7 +4,7 @@
 """
 
 import sys
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from rollout_control_spec import MAX_LEDGER_BATCH
@@ -52,10 +52,16 @@ class RolloutRemoval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     absent: list[str]
 
 
-class CallRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One model call whose tokens are staged: a row of the manifest's `records`.
 
-    Lengths are in tokens, `admitted_at` in seconds of Unix time. The constructor checks how the fields fit together;
+    A record is the one object of the protocol that may have further fields, which a newer model server gives it (spec,
+    schema CallRecord). Decoding a record ignores them; whoever records a call hands them over in
+    `CaptureCommit.further_fields`.
+
+    Lengths are in tokens, `admitted_at` in seconds of Unix time. `capture_key`, which newer model servers send, is the
+    id of the attempt under which the tokens were staged; where it is not set, the record has no such field. The
+    constructor checks how the fields fit together;
     types, bounds and patterns are checked where a record is decoded, or recorded in a ledger.
 
     Raises:
@@ -83,6 +89,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     output_fingerprint: Sha256Hex | None
     continuation_fingerprint: Sha256Hex | None
     fingerprint_version: Count
+    capture_key: Identifier | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         if self.cum_len != self.prev_len + self.delta_len:
@@ -149,9 +156,15 @@ class CaptureCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         record: The manifest's row.
         staging_chain: The staging keys from the root to this call; empty when the writer keeps none.
         lookup: How a later request finds this call as its parent; None when it never should.
+        further_fields: Fields of the record that `CallRecord` does not declare, as JSON values by name. A manifest
+            serves them after the declared ones, but for those that are None.
+        unserved_fields: JSON values by name that only `CaptureLedger.export` gives back. They are not part of "the same
+            commit": recording a call again with others changes nothing.
     """
 
     rollout_id: str
     record: CallRecord
     staging_chain: tuple[Identifier, ...] = ()
     lookup: ParentLookup | None = None
+    further_fields: dict[str, Any] = {}
+    unserved_fields: dict[str, Any] = {}

@@ -9,95 +9,42 @@ all of them.
 
 import abc
 import logging
+import math
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cached_property
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Literal, Self
 
-import msgspec
 from rollout_control_spec import unique_rollout_ids, validate_rollout_id
 
+from rollout_control_server.ledger.checked_rows import (
+    CheckedCommit,
+    CheckedFailure,
+    check_commit,
+    check_failure,
+    decode_commit,
+    decode_failure,
+)
+from rollout_control_server.ledger.results import (
+    FenceCount,
+    IdleRemoval,
+    LedgerRow,
+    ManifestsRead,
+    RolloutExport,
+    RolloutFilter,
+    RolloutPage,
+    RolloutSummary,
+)
 from rollout_control_server.ledger.staging_chains import CheckedChains
-from rollout_control_server.records import CallFailure, CallRecord, CaptureCommit, ParentLookup, RolloutRemoval
+from rollout_control_server.records import CaptureCommit, RolloutRemoval
 
-__all__ = ["CaptureLedger", "CheckedCommit", "CheckedFailure", "FenceCount", "ManifestsRead"]
+__all__ = ["MAX_PAGE", "CaptureLedger", "CheckedCommit", "CheckedFailure", "FenceCount", "ManifestsRead"]
 
 logger = logging.getLogger("rollout_control_server.ledger")
 
-_FAILURE_DECODER: Final = msgspec.json.Decoder(CallFailure)
-_RECORD_DECODER: Final = msgspec.json.Decoder(CallRecord)
-_LOOKUP_DECODER: Final[msgspec.json.Decoder[ParentLookup | None]] = msgspec.json.Decoder(ParentLookup | None)
-_ENCODER: Final = msgspec.json.Encoder()
-
-
-class CheckedCommit(NamedTuple):
-    """A commit that has been checked and encoded, as a backend stores it.
-
-    Attributes:
-        rollout_id: A valid rollout id.
-        model_call_id: Any non-empty text, U+0000 included.
-        parent_call_id: The parent's call id, None for a root.
-        staging_key: The last resort to find the tokens, named in the warning about a discarded write.
-        record_json: The CallRecord as JSON: the manifest's bytes.
-        staging_chain: The staging keys from the root to this call. Where it is the parent's chain and this call's key,
-            a backend stores no more than that.
-        fingerprint_version: The record's.
-        lookup: How a later request finds this call; None when it never should.
-        continued_chain: The staging chain of an earlier commit, the same object as then, that this commit's chain is
-            without its last key. A backend that remembers it need not compare them. None where it is not known.
-    """
-
-    rollout_id: str
-    model_call_id: str
-    parent_call_id: str | None
-    staging_key: str
-    record_json: bytes
-    staging_chain: tuple[str, ...]
-    fingerprint_version: int
-    lookup: ParentLookup | None
-    continued_chain: tuple[str, ...] | None = None
-
-    def same(self, other: "CheckedCommit") -> bool:
-        """Tells whether two commits of one call are the same commit: whether all that was handed in is equal."""
-        return self[:-1] == other[:-1]
-
-
-class CheckedFailure(NamedTuple):
-    """A failure row that has been checked and encoded, as a backend stores it."""
-
-    rollout_id: str
-    model_call_id: str
-    reason: str
-    failure_json: bytes
-
-
-class FenceCount(NamedTuple):
-    """What `forget_fences` did and left.
-
-    Attributes:
-        forgotten: Fences forgotten by this call.
-        kept: Fences that remain.
-        kept_bytes: What those cost where they are stored, in bytes; an estimate.
-    """
-
-    forgotten: int
-    kept: int
-    kept_bytes: int
-
-
-class ManifestsRead(NamedTuple):
-    """What one bulk reading has dealt with; each id is in one of the three, in the order that was asked for.
-
-    Attributes:
-        manifests: The manifests of the rollouts that are not retired, each as JSON.
-        retired: Ids of retired rollouts.
-        remaining: Ids that were not dealt with, because the manifests had reached the size that was asked for.
-    """
-
-    manifests: list[bytes]
-    retired: list[str]
-    remaining: list[str]
+MAX_PAGE = 1000
+"""How many rollouts one page of a listing may show."""
 
 
 class CaptureLedger(abc.ABC):
@@ -135,7 +82,7 @@ class CaptureLedger(abc.ABC):
             TypeError: It is no CaptureCommit.
             ValueError: The commit breaks a rule of the spec's CallRecord, or its rollout id is none.
         """
-        checked = _check_commit(commit, self._checked_chains)
+        checked = check_commit(commit, self._checked_chains)
         kept = await self._record(checked)
         if not kept:
             logger.warning(
@@ -159,7 +106,7 @@ class CaptureLedger(abc.ABC):
             TypeError: An argument is not a string.
             ValueError: The rollout id is none, or one of the other arguments is empty or has a lone surrogate.
         """
-        checked = _check_failure(rollout_id, model_call_id, reason)
+        checked = check_failure(rollout_id, model_call_id, reason)
         kept = await self._record_failure(checked)
         if not kept:
             logger.warning(
@@ -220,10 +167,7 @@ class CaptureLedger(abc.ABC):
             ValueError: The rollout id is none.
         """
         found = await self._find_parent(validate_rollout_id(rollout_id), fingerprint, fingerprint_version)
-        if found is None:
-            return None
-        record = _RECORD_DECODER.decode(found.record_json)
-        return CaptureCommit(found.rollout_id, record, found.staging_chain, found.lookup)
+        return None if found is None else decode_commit(found)
 
     async def retire(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
         """Fences the rollouts, ids without rows included, and removes their rows.
@@ -260,6 +204,102 @@ class CaptureLedger(abc.ABC):
         if older_than < timedelta(0):
             raise ValueError(f"older_than must not be negative, and is {older_than}")
         return await self._forget_fences(older_than)
+
+    async def export(self, rollout_id: str) -> RolloutExport:
+        """Returns all that is known of a rollout, as one consistent reading, for `import_` of this or another ledger.
+
+        An id that never recorded a call has no rows and no fence. Exporting changes nothing.
+
+        Raises:
+            LedgerCorruptError: A stored row is damaged.
+            ValueError: The rollout id is none.
+        """
+        export = await self._export(validate_rollout_id(rollout_id))
+        for row, _ in export.rows:
+            decode_commit(row) if isinstance(row, CheckedCommit) else decode_failure(row)
+        return export
+
+    async def import_(self, rollouts: Sequence[RolloutExport]) -> None:
+        """Puts rollouts in the place of what the ledger has under their ids, fences included, as one atomic change.
+
+        One without rows and without a fence clears its id, as `delete` does. Rows and fences keep their times.
+        Importing the same again changes nothing but the time of the rollouts' last change.
+
+        Raises:
+            LedgerCorruptError: A row is damaged. Nothing was changed.
+            TypeError: Something else than RolloutExports is given.
+            ValueError: The rollouts cannot stand together in a ledger: an id or a call id is none or comes twice, a
+                record follows a failure row of its call, a fenced rollout has rows, or a time is not finite. Nothing
+                was changed.
+        """
+        checked = [_check_export(export) for export in rollouts]
+        ids = [export.rollout_id for export in checked]
+        if len(unique_rollout_ids(ids)) < len(ids):
+            raise ValueError("a rollout id comes twice in one import")
+        await self._import(checked)
+
+    async def rollouts(
+        self,
+        *,
+        state: Literal["live", "retired"] | None = None,
+        prefix: str = "",
+        idle_for_s: float | None = None,
+        changed_since: float | None = None,
+        has_failures: bool | None = None,
+        limit: int = MAX_PAGE,
+        after: str | None = None,
+    ) -> RolloutPage:
+        """Returns which rollouts there are: those with rows, and fenced ones, in the order of the ids' ASCII bytes.
+
+        A page is one consistent reading. Paging by `after=page.next` until that is None shows each rollout that is
+        there all the time exactly once, whatever happens around it.
+
+        Args:
+            state: `live` (it has rows and no fence) or `retired` (it is fenced); both unless given.
+            prefix: What the id begins with.
+            idle_for_s: Live rollouts only, whose last row is at least so many seconds old. One whose times are not
+                known is never idle.
+            changed_since: Rollouts that had a row recorded, or were retired or imported, at this Unix time or later, or
+                at a time that is not known.
+            has_failures: Live rollouts only, with a failure row, or without one.
+            limit: How many rollouts the page may show, 1 to `MAX_PAGE`.
+            after: The id after which the page begins; it need not exist.
+
+        Raises:
+            ValueError: An argument is none of these.
+        """
+        if state not in (None, "live", "retired"):
+            raise ValueError(f"state is 'live' or 'retired', not {state!r:.80}")
+        if prefix:
+            validate_rollout_id(prefix.replace(".", "_"))
+        for name, value in {"idle_for_s": idle_for_s, "changed_since": changed_since}.items():
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} is a number of seconds, not negative, and not {value!r:.80}")
+        if not 1 <= limit <= MAX_PAGE:
+            raise ValueError(f"limit is 1 to {MAX_PAGE} rollouts, not {limit!r:.80}")
+        if after is not None:
+            validate_rollout_id(after)
+        return await self._list_rollouts(
+            RolloutFilter(state, prefix, idle_for_s, changed_since, has_failures), limit, after
+        )
+
+    async def summary(self) -> RolloutSummary:
+        """Returns how much the ledger holds; cheap enough to be asked every ten seconds."""
+        return await self._summary()
+
+    async def retire_idle(self, rollout_ids: Sequence[str], idle_for_s: float) -> IdleRemoval:
+        """Retires those of the rollouts whose last row, of any kind, is at least so many seconds old.
+
+        Decided in the same change as the retiring, so that a rollout that records a row meanwhile is not retired. An id
+        without rows is not fenced.
+
+        Raises:
+            TypeError: `rollout_ids` is a bare string, or holds something that is no string.
+            ValueError: One of them is no rollout id, or `idle_for_s` is negative or not finite. Nothing was changed.
+        """
+        if not (math.isfinite(idle_for_s) and idle_for_s >= 0):
+            raise ValueError(f"idle_for_s is a number of seconds, not negative, and not {idle_for_s!r:.80}")
+        return await self._retire_idle(unique_rollout_ids(rollout_ids), idle_for_s)
 
     @cached_property
     def _checked_chains(self) -> CheckedChains:
@@ -318,6 +358,21 @@ class CaptureLedger(abc.ABC):
     @abc.abstractmethod
     async def _forget_fences(self, older_than: timedelta) -> FenceCount: ...
 
+    async def _export(self, rollout_id: str) -> RolloutExport:
+        raise NotImplementedError
+
+    async def _import(self, rollouts: list[RolloutExport]) -> None:
+        raise NotImplementedError
+
+    async def _list_rollouts(self, matching: RolloutFilter, limit: int, after: str | None) -> RolloutPage:
+        raise NotImplementedError
+
+    async def _summary(self) -> RolloutSummary:
+        raise NotImplementedError
+
+    async def _retire_idle(self, rollout_ids: list[str], idle_for_s: float) -> IdleRemoval:
+        raise NotImplementedError
+
 
 def join_manifest(rollout_id: str, records: Sequence[bytes], failures: Sequence[bytes]) -> bytes:
     """Returns a manifest's JSON from the JSON of its rows, or of several with commas between, without decoding any.
@@ -337,40 +392,41 @@ def join_manifest(rollout_id: str, records: Sequence[bytes], failures: Sequence[
     )
 
 
-def _check_commit(commit: CaptureCommit, chains: CheckedChains) -> CheckedCommit:
-    """Encodes a commit and reads it back by the spec's rules: a struct's constructor checks no types."""
-    if not isinstance(commit, CaptureCommit):
-        raise TypeError(f"record takes a CaptureCommit, not {type(commit).__name__}")
-    validate_rollout_id(commit.rollout_id)
-    try:
-        record = _RECORD_DECODER.decode(_ENCODER.encode(commit.record))
-        # Encoded from what was read back, so that 1 and 1.0 in `admitted_at` are the same commit.
-        record_json = _ENCODER.encode(record)
-        lookup = _LOOKUP_DECODER.decode(_ENCODER.encode(commit.lookup))
-        staging_chain, continued_chain = chains.check(commit.staging_chain)
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"this commit cannot be recorded: {error}") from error
-    return CheckedCommit(
-        commit.rollout_id,
-        record.model_call_id,
-        record.parent_call_id,
-        record.staging_key,
-        record_json,
-        staging_chain,
-        record.fingerprint_version,
-        lookup,
-        continued_chain,
-    )
-
-
-def _check_failure(rollout_id: str, model_call_id: str, reason: str) -> CheckedFailure:
-    validate_rollout_id(rollout_id)
-    for value in (model_call_id, reason):
-        if not isinstance(value, str):
-            raise TypeError(f"model_call_id and reason are strings, not {type(value).__name__}")
-    try:
-        failure_json = _ENCODER.encode(CallFailure(model_call_id=model_call_id, reason=reason))
-        _FAILURE_DECODER.decode(failure_json)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise ValueError(f"this failure cannot be recorded: {error}") from error
-    return CheckedFailure(rollout_id, model_call_id, reason, failure_json)
+def _check_export(export: RolloutExport) -> RolloutExport:
+    """Returns a rollout as it can be stored, each row checked as `record` checks it."""
+    if not isinstance(export, RolloutExport):
+        raise TypeError(f"import_ takes RolloutExports, not {type(export).__name__}")
+    validate_rollout_id(export.rollout_id)
+    if export.retired_at is not None and export.rows:
+        raise ValueError(f"rollout {export.rollout_id!r} is retired, and so has no rows")
+    if not all(time is None or math.isfinite(time) for time in (export.retired_at, *(at for _, at in export.rows))):
+        raise ValueError(f"rollout {export.rollout_id!r} has a time that is not finite")
+    chains = CheckedChains()
+    calls: set[str] = set()
+    failed: set[str] = set()
+    reasons: set[tuple[str, str]] = set()
+    rows = []
+    for row, recorded_at in export.rows:
+        if row.rollout_id != export.rollout_id:
+            raise ValueError(f"rollout {export.rollout_id!r} has a row of rollout {row.rollout_id!r:.80}")
+        checked: CheckedCommit | CheckedFailure
+        if isinstance(row, CheckedCommit):
+            checked = check_commit(decode_commit(row), chains)
+            if checked.model_call_id in calls:
+                raise ValueError(f"rollout {export.rollout_id!r} has call {checked.model_call_id!r} twice")
+            if checked.model_call_id in failed:
+                raise ValueError(
+                    f"rollout {export.rollout_id!r} has a record of call {checked.model_call_id!r}, which had failed"
+                )
+            calls.add(checked.model_call_id)
+        else:
+            failure, unserved = decode_failure(row)
+            checked = check_failure(export.rollout_id, failure.model_call_id, failure.reason, unserved)
+            if (failure.model_call_id, failure.reason) in reasons:
+                raise ValueError(
+                    f"rollout {export.rollout_id!r} has a failure row of call {failure.model_call_id!r} twice"
+                )
+            failed.add(failure.model_call_id)
+            reasons.add((failure.model_call_id, failure.reason))
+        rows.append(LedgerRow(checked, recorded_at))
+    return RolloutExport(export.rollout_id, export.retired_at, rows)
