@@ -143,7 +143,7 @@ def generate(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("part", ["client", "server", "postgres", "check"])
+@nox.parametrize("part", ["client", "cli", "server", "postgres", "check"])
 def install(session: nox.Session, part: str) -> None:
     """Install each part alone, from the built wheel, and use it."""
     install_wheel(session, *([] if part == "client" else [part]))
@@ -154,7 +154,9 @@ def install(session: nox.Session, part: str) -> None:
 def lowest(session: nox.Session) -> None:
     """Run the tests with the lowest versions that pyproject.toml allows."""
     requirements = [*PYPROJECT["project"]["dependencies"], *PYPROJECT["project"]["optional-dependencies"]["server"]]
-    requirements += PYPROJECT["project"]["optional-dependencies"]["postgres"]
+    requirements += [
+        line for extra in ("cli", "postgres") for line in PYPROJECT["project"]["optional-dependencies"][extra]
+    ]
     pins = [re.sub(r">=([^,;]+)(,[^;]*)?", r"==\1", line) for line in requirements if "rollout-control" not in line]
     install_wheel(session, "server", "postgres", "check", groups=("test",))
     session.install(*pins)
@@ -177,7 +179,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def typing(session: nox.Session) -> None:
-    """Check types: mypy over the three packages, pyright over the public API."""
+    """Check types: mypy over the packages, pyright over the public API."""
     install_wheel(session, "server", "postgres", "check", groups=("typing", "test"))
     session.run("mypy")
     session.run("mypy", "--strict", "tests/typing")

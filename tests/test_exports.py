@@ -9,13 +9,17 @@ import pytest
 
 EXPORTS = {
     "rollout_control_spec": [
+        "AUTH_TOKEN_VARIABLE",
+        "BODY_LIMIT",
         "CONTROL_ROUTE_PREFIX",
         "MANIFEST_SCHEMA_VERSION",
         "MAX_LEDGER_BATCH",
+        "MAX_ROLLOUT_ID_LENGTH",
         "RolloutControlError",
         "RolloutRetiredError",
         "openapi_yaml",
         "unique_rollout_ids",
+        "validate_auth_token",
         "validate_rollout_id",
     ],
     # The names of the seed's module, and no others.

@@ -10,7 +10,13 @@ from types import TracebackType
 from typing import Final, NoReturn, Protocol, Self, TypeVar
 
 import httpx
-from rollout_control_spec import MAX_LEDGER_BATCH, RolloutRetiredError, unique_rollout_ids, validate_rollout_id
+from rollout_control_spec import (
+    MAX_LEDGER_BATCH,
+    RolloutRetiredError,
+    unique_rollout_ids,
+    validate_auth_token,
+    validate_rollout_id,
+)
 
 from rollout_control_client._exchange import exchange
 from rollout_control_client._generated import AuthenticatedClient
@@ -82,7 +88,7 @@ class RolloutControlClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         url = _checked_url(base_url)
-        _check_token(auth_token)
+        validate_auth_token(auth_token)
         if not (0 < request_timeout_s < math.inf):
             raise ValueError(f"request_timeout_s is a finite number of seconds over 0, not {request_timeout_s!r}")
         self._request_timeout_s = request_timeout_s
@@ -310,16 +316,3 @@ def _checked_url(base_url: str) -> str:
     if url.userinfo or "?" in base_url or "#" in base_url:
         raise ValueError("base_url has no user, query or fragment; who asks is said by the token alone")
     return str(url).rstrip("/")
-
-
-def _check_token(auth_token: str) -> None:
-    """Checks that the token arrives as it is: header values are ASCII here, and lose the spaces around them.
-
-    No message shows the token.
-    """
-    if not isinstance(auth_token, str):
-        raise TypeError(f"auth_token is a string, not {type(auth_token).__name__}")
-    if not auth_token:
-        raise ValueError("auth_token is empty")
-    if not (auth_token.isascii() and auth_token.isprintable() and auth_token == auth_token.strip()):
-        raise ValueError("auth_token is printable ASCII without spaces around it")

@@ -7,8 +7,9 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 from rollout_control_spec import CONTROL_ROUTE_PREFIX, openapi_yaml
 
-from rollout_control_server.control_routes import DEFAULT_ANSWER_LIMIT, RefuseRemoval, control_application
+from rollout_control_server.control_routes import RefuseRemoval, control_application
 from rollout_control_server.ledger import CaptureLedger
+from rollout_control_server.manifests import DEFAULT_ANSWER_LIMIT
 from rollout_control_server.problems import EXCEPTION_HANDLERS, told
 
 __all__ = ["create_app"]

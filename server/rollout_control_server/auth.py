@@ -3,6 +3,8 @@
 import hmac
 from collections.abc import Iterable
 
+from rollout_control_spec import validate_auth_token
+
 from rollout_control_server.errors import ProblemKind, RequestRefusedError
 
 __all__ = ["BearerToken"]
@@ -18,13 +20,7 @@ class BearerToken:
             TypeError: It is no string.
             ValueError: It is empty, or no header can carry it (RFC 9110, section 5.5), so that no request could match.
         """
-        if not isinstance(auth_token, str):
-            raise TypeError(f"auth_token is a string, not {type(auth_token).__name__}")
-        if not auth_token:
-            raise ValueError("auth_token must not be empty: the control plane removes ledgers for whoever holds it")
-        if not auth_token.isascii() or not auth_token.isprintable() or " " in auth_token:
-            raise ValueError("auth_token must be printable ASCII without spaces, or no request can carry it")
-        self._token = auth_token.encode()
+        self._token = validate_auth_token(auth_token).encode()
 
     def check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Returns if exactly one Authorization header carries the token, compared in constant time.

@@ -19,6 +19,7 @@ from litestar.exceptions import InternalServerException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.types import ASGIApp, Receive, Scope, Send
 from rollout_control_spec import (
+    BODY_LIMIT,
     CONTROL_ROUTE_PREFIX,
     MAX_LEDGER_BATCH,
     unique_rollout_ids,
@@ -27,7 +28,7 @@ from rollout_control_spec import (
 
 from rollout_control_server.auth import BearerToken
 from rollout_control_server.errors import ProblemKind, RequestRefusedError
-from rollout_control_server.manifests import joined, read_manifest, read_manifests
+from rollout_control_server.manifests import DEFAULT_ANSWER_LIMIT, joined, read_manifest, read_manifests
 from rollout_control_server.problems import EXCEPTION_HANDLERS, problem_response, told
 from rollout_control_server.records import LedgerBatchRequest, RolloutRemoval
 
@@ -46,12 +47,6 @@ T = TypeVar("T")
 
 RefuseRemoval = Callable[[], str | Awaitable[str | None] | None]
 """Returns why retire and delete are refused for now, or None; plain or async."""
-
-BODY_LIMIT: Final = 8 * 2**20
-"""Bytes of a body; 4096 of the longest ids take 6.3 MB when each character is written as an escape."""
-
-DEFAULT_ANSWER_LIMIT: Final = 4 * 2**20
-"""Bytes of manifests in one bulk answer: some hundreds of usual rollouts, and little beside what a server needs."""
 
 _MANIFEST_PATH: Final = re.compile("/rollouts/([^/]+)/manifest")
 _BATCH_DECODER: Final = msgspec.json.Decoder(LedgerBatchRequest)

@@ -8,7 +8,10 @@ from rollout_control_server.errors import ProblemKind, refusal_of
 from rollout_control_server.ledger.base import CaptureLedger, ManifestsRead
 from rollout_control_server.records import RolloutManifest
 
-__all__ = ["joined", "read_manifest", "read_manifests"]
+__all__ = ["DEFAULT_ANSWER_LIMIT", "joined", "read_manifest", "read_manifests"]
+
+DEFAULT_ANSWER_LIMIT: Final = 4 * 2**20
+"""Bytes of manifests in one bulk answer: some hundreds of usual rollouts, and little beside what a server needs."""
 
 _MANIFEST_DECODER: Final = msgspec.json.Decoder(RolloutManifest)
 

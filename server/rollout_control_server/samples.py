@@ -1,11 +1,14 @@
-"""Made-up model calls that look like real ones, for the demo, for tests and for benchmarks.
+"""Made-up model calls as commits that a ledger takes: for the demo, for tests and for benchmarks.
 
-Everything follows from the names that are given, so that the same names make the same call.
+The values are those of `rollout_control_spec.samples`: the same arguments make the same call.
 """
 
 import hashlib
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
+from rollout_control_spec.samples import sample_call, sample_calls
 
 from rollout_control_server.records import CallRecord, CaptureCommit, ParentLookup
 
@@ -29,37 +32,14 @@ def sample_commit(
         delta_len: Tokens that the call adds.
         weight_version: The version of the weights that generated it.
     """
-
-    def digest(field: str) -> str:
-        return hashlib.sha256(f"{rollout_id}/{model_call_id}/{field}".encode()).hexdigest()
-
-    prev_len = 0 if parent is None else parent.record.cum_len
-    staging_key = f"{rollout_id}/{model_call_id}"
-    record = CallRecord(
-        model_call_id=model_call_id,
-        parent_call_id=None if parent is None else parent.record.model_call_id,
-        prev_len=prev_len,
-        delta_len=delta_len,
-        cum_len=prev_len + delta_len,
-        weight_version=weight_version,
-        digest=digest("digest"),
-        extras_digest=hashlib.sha256(b"no extras").hexdigest(),
-        staging_key=staging_key,
-        mode="text" if parent is None else "token_in",
-        chain_hash=digest("chain"),
-        cumulative_hash=digest("cumulative"),
-        response_id=f"chatcmpl-{digest('response')[:32]}",
-        admitted_at=1764450000.0 + prev_len / 64,
-        output_fingerprint=digest("output"),
-        continuation_fingerprint=digest("continuation"),
-        fingerprint_version=2,
-    )
-    return CaptureCommit(
-        rollout_id,
-        record,
-        (*(() if parent is None else parent.staging_chain), staging_key),
-        ParentLookup(digest("continuation"), 1 if parent is None else prev_len // delta_len * 2 + 1, digest("context")),
-    )
+    continued = None
+    if parent is not None:
+        continued = {
+            "record": {"model_call_id": parent.record.model_call_id, "cum_len": parent.record.cum_len},
+            "staging_chain": parent.staging_chain,
+        }
+    call = sample_call(rollout_id, model_call_id, continued, delta_len=delta_len, weight_version=weight_version)
+    return _commit(rollout_id, call)
 
 
 def sample_conversation(rollout_id: str, calls: int, *, branch_at: int | None = None) -> list[CaptureCommit]:
@@ -70,14 +50,18 @@ def sample_conversation(rollout_id: str, calls: int, *, branch_at: int | None = 
         calls: How many there are.
         branch_at: The index of a call that takes the same parent as the one before it, as a retry does.
     """
-    commits: list[CaptureCommit] = []
-    for index in range(calls):
-        parent = commits[-1] if commits else None
-        if index == branch_at and index > 1:
-            parent = commits[-2]
-        call_id = hashlib.md5(f"{rollout_id}#{index}".encode(), usedforsecurity=False).hexdigest()
-        commits.append(sample_commit(rollout_id, call_id, parent, delta_len=40 + index % 32))
-    return commits
+    return [_commit(rollout_id, call) for call in sample_calls(rollout_id, calls, branch_at=branch_at)]
+
+
+def _commit(rollout_id: str, call: Mapping[str, Any]) -> CaptureCommit:
+    record = CallRecord(**call["record"])
+    context = f"{rollout_id}/{record.model_call_id}/context"
+    lookup = ParentLookup(
+        fingerprint=str(record.continuation_fingerprint),
+        context_len=1 if record.parent_call_id is None else record.prev_len // record.delta_len * 2 + 1,
+        context_digest=hashlib.sha256(context.encode()).hexdigest(),
+    )
+    return CaptureCommit(rollout_id, record, tuple(call["staging_chain"]), lookup)
 
 
 def changed(commit: CaptureCommit, **fields: object) -> CaptureCommit:

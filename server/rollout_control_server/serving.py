@@ -13,11 +13,7 @@ from litestar.types import ASGIApp
 
 from rollout_control_server.ledger import CaptureLedger
 
-__all__ = ["AUTH_TOKEN_VARIABLE", "run_server"]
-
-AUTH_TOKEN_VARIABLE: Final = "ROLLOUT_CONTROL_AUTH_TOKEN"
-"""The environment variable that holds the bearer token; a command line would show it to everybody."""
-
+__all__ = ["run_server"]
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3

@@ -10,13 +10,17 @@ from importlib.resources import files
 from typing import Final
 
 __all__ = [
+    "AUTH_TOKEN_VARIABLE",
+    "BODY_LIMIT",
     "CONTROL_ROUTE_PREFIX",
     "MANIFEST_SCHEMA_VERSION",
     "MAX_LEDGER_BATCH",
+    "MAX_ROLLOUT_ID_LENGTH",
     "RolloutControlError",
     "RolloutRetiredError",
     "openapi_yaml",
     "unique_rollout_ids",
+    "validate_auth_token",
     "validate_rollout_id",
 ]
 
@@ -29,7 +33,16 @@ MAX_LEDGER_BATCH: Final = 4096
 MANIFEST_SCHEMA_VERSION: Final = 2
 """The only `schema_version` of a manifest that there is."""
 
-_ROLLOUT_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,255}")
+MAX_ROLLOUT_ID_LENGTH: Final = 255
+"""Characters of the longest rollout id."""
+
+BODY_LIMIT: Final = 8 * 2**20
+"""Bytes that a request's body may have: 4096 of the longest ids take 6.3 MB with each character as an escape."""
+
+AUTH_TOKEN_VARIABLE: Final = "ROLLOUT_CONTROL_AUTH_TOKEN"
+"""The environment variable that the commands read the bearer token from. A command line would show the token."""
+
+_ROLLOUT_ID: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_ROLLOUT_ID_LENGTH}}}")
 _DOT_SEGMENTS: Final = frozenset({".", ".."})
 
 
@@ -57,6 +70,24 @@ class RolloutRetiredError(LookupError):
 def openapi_yaml() -> bytes:
     """Returns the OpenAPI document, byte for byte as it was written."""
     return files(__name__).joinpath("openapi.yaml").read_bytes()
+
+
+def validate_auth_token(auth_token: str) -> str:
+    """Returns the bearer token if a header can carry it (RFC 9110, section 5.5).
+
+    The errors never show the token.
+
+    Raises:
+        TypeError: It is not a string.
+        ValueError: It is empty, or has another character than printable ASCII without the space.
+    """
+    if not isinstance(auth_token, str):
+        raise TypeError(f"auth_token is a string, not {type(auth_token).__name__}")
+    if not auth_token:
+        raise ValueError("auth_token must not be empty: whoever holds it can remove ledgers")
+    if not auth_token.isascii() or not auth_token.isprintable() or " " in auth_token:
+        raise ValueError("auth_token must be printable ASCII without spaces, or no header can carry it")
+    return auth_token
 
 
 def validate_rollout_id(rollout_id: str) -> str:

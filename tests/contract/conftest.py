@@ -2,9 +2,9 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
+from rollout_control_check.recorder import Recorder, Row
 from rollout_control_server import CaptureLedger, MemoryLedger, create_app
-from rollout_control_server.check.record_rows import record_rows
-from rollout_control_server.check.recorder import Recorder, Row
+from rollout_control_server.record_rows import record_rows
 from served import TOKEN, serving
 
 

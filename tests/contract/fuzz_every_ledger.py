@@ -49,7 +49,7 @@ def recording_server(url: str) -> Iterator[str]:
 
 
 def fuzz(base_url: str, max_examples: int) -> int:
-    with as_file(files("rollout_control_spec")) as spec, as_file(files("rollout_control_server.check")) as package:
+    with as_file(files("rollout_control_spec")) as spec, as_file(files("rollout_control_check")) as package:
         command = ["--config-file", str(package / "schemathesis.toml"), "run", str(spec / "openapi.yaml")]
         options = ["--url", base_url, "--max-examples", str(max_examples)]
         return subprocess.run([sys.executable, "-m", "schemathesis.cli", *command, *options], check=False).returncode
@@ -58,9 +58,9 @@ def fuzz(base_url: str, max_examples: int) -> int:
 def check(base_url: str, url: str) -> int:
     command = ["check", base_url, "--max-examples", "0"]
     if not url.startswith("memory"):
-        record = f"{sys.executable} -m rollout_control_server.check.record_rows {url}"
+        record = f"{sys.executable} -m rollout_control_server.record_rows {url}"
         command += ["--record-command", record]
-    return subprocess.run([sys.executable, "-m", "rollout_control_server", *command], check=False).returncode
+    return subprocess.run([sys.executable, "-m", "rollout_control_console", *command], check=False).returncode
 
 
 def main() -> None:

@@ -12,7 +12,8 @@ from rollout_control_server.app import create_app
 from rollout_control_server.errors import LedgerConflictError
 from rollout_control_server.ledger import CaptureLedger, open_ledger
 from rollout_control_server.samples import sample_conversation
-from rollout_control_server.serving import AUTH_TOKEN_VARIABLE, run_server
+from rollout_control_server.serving import run_server
+from rollout_control_spec import AUTH_TOKEN_VARIABLE
 
 ROLLOUTS = ("train-0007.sample-3", "train-0007.sample-4", "0", "a")
 

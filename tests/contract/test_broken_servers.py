@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 from broken_servers import BROKEN_SERVERS, BrokenServer
 from one_line_away import Server
+from rollout_control_check.checking import check_server
+from rollout_control_check.examination import Verdict
+from rollout_control_check.recorder import Recorder
+from rollout_control_check.requirements import requirements
 from rollout_control_server import CaptureLedger
-from rollout_control_server.check.checking import check_server
-from rollout_control_server.check.examination import Verdict
-from rollout_control_server.check.recorder import Recorder
-from rollout_control_server.check.requirements import requirements
 from served import TOKEN, serving
 
 

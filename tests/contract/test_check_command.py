@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rollout_control_check.recorder import Recorder
 from rollout_control_server import MemoryLedger, create_app
-from rollout_control_server.check.recorder import Recorder
 from rollout_control_server.ledger import SqliteLedger
 from rollout_control_spec import CONTROL_ROUTE_PREFIX
 from served import TOKEN, serving
@@ -26,7 +26,7 @@ from served import TOKEN, serving
 
 def check(base_url: str, *options: str, token: str = TOKEN, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "rollout_control_server", "check", base_url, "--max-examples", "0", *options],
+        [sys.executable, "-m", "rollout_control_console", "check", base_url, "--max-examples", "0", *options],
         env={**os.environ, "ROLLOUT_CONTROL_AUTH_TOKEN": token, **environment},
         capture_output=True,
         text=True,
@@ -74,7 +74,7 @@ def test_a_correct_server(correct_server: tuple[str, Recorder]) -> None:
 
 def test_json_and_the_ready_record_command(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
-    record = f"{sys.executable} -m rollout_control_server.check.record_rows sqlite:///{path}"
+    record = f"{sys.executable} -m rollout_control_server.record_rows sqlite:///{path}"
     with serving(create_app(SqliteLedger(path), TOKEN)) as base_url:
         done = check(base_url, "--json", "--record-command", record)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -236,7 +236,7 @@ def test_a_time_limit_that_runs_out_is_no_shortfall() -> None:
 
 def test_what_a_failing_record_command_has_recorded_is_deleted(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
-    record = f"{sys.executable} -m rollout_control_server.check.record_rows sqlite:///{path}"
+    record = f"{sys.executable} -m rollout_control_server.record_rows sqlite:///{path}"
     with serving(create_app(SqliteLedger(path), TOKEN)) as base_url:
         done = check(base_url, "--record-command", f"sh -c '{record}; exit 3'")
     assert done.returncode == 2
@@ -283,7 +283,7 @@ def of_schemathesis(scope: Any) -> bool:
 def interrupted(watched: Watched, base_url: str, number: signal.Signals, *options: str) -> tuple[str, str]:
     """Interrupts a check until it is gone, as from a terminal by somebody impatient, and returns what it says."""
     checking = subprocess.Popen(
-        [sys.executable, "-m", "rollout_control_server", "check", base_url, *options],
+        [sys.executable, "-m", "rollout_control_console", "check", base_url, *options],
         env={**os.environ, "ROLLOUT_CONTROL_AUTH_TOKEN": TOKEN},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -316,7 +316,7 @@ def test_a_signal_ends_it_in_one_line_and_leaves_nothing(
     tmp_path: Path, number: signal.Signals, is_then: Callable[[Any], bool], count: int
 ) -> None:
     path = tmp_path / "ledger.sqlite"
-    record = f"{sys.executable} -m rollout_control_server.check.record_rows sqlite:///{path}"
+    record = f"{sys.executable} -m rollout_control_server.record_rows sqlite:///{path}"
     watched = Watched(create_app(SqliteLedger(path), TOKEN), is_then, count)
     with serving(watched) as base_url:
         out, err = interrupted(watched, base_url, number, "--json", "--record-command", record)

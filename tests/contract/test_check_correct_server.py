@@ -6,13 +6,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from rollout_control_check.checking import Report, check_server
+from rollout_control_check.examination import Verdict
+from rollout_control_check.fuzzing import Fuzzing
+from rollout_control_check.recorder import Recorder, Row, failure_row
+from rollout_control_check.requirements import RECORDED_ID, RECORDER, requirements
 from rollout_control_server import CaptureLedger, MemoryLedger, create_app
-from rollout_control_server.check.checking import Report, check_server
-from rollout_control_server.check.examination import Verdict
-from rollout_control_server.check.fuzzing import Fuzzing
-from rollout_control_server.check.recorder import Recorder, Row, failure_row, record_row
-from rollout_control_server.check.requirements import RECORDED_ID, RECORDER, requirements
-from rollout_control_server.samples import sample_conversation
+from rollout_control_spec.samples import sample_calls
 from served import TOKEN, controlled, serving
 
 NEVER_PROVOKED = {"errors.retry-after"}
@@ -39,7 +39,7 @@ def test_it_touches_nothing_else_and_cleans_up(recorder_of: Callable[[CaptureLed
     foreign = ["train-0007.sample-3", "train-0007.sample-4", "a", "0", "A", "-", "retire"]
     recorder = recorder_of(ledger)
     for rollout_id in foreign:
-        recorder(rollout_id, [record_row(commit) for commit in sample_conversation(rollout_id, 2)])
+        recorder(rollout_id, sample_calls(rollout_id, 2))
     recorded: list[str] = []
 
     def recorder_that_tells(rollout_id: str, rows: list[Row]) -> None:
@@ -58,7 +58,7 @@ def test_it_touches_nothing_else_and_cleans_up(recorder_of: Callable[[CaptureLed
 
 def test_a_recorded_id_is_only_read(recorder_of: Callable[[CaptureLedger], Recorder]) -> None:
     ledger = MemoryLedger()
-    rows = [record_row(commit) for commit in sample_conversation("mine", 3)]
+    rows = sample_calls("mine", 3)
     recorder_of(ledger)("mine", [*rows, failure_row("failed", "worker_capture_failed")])
     with controlled(ledger) as control:
         before = control.get_manifest("mine").content

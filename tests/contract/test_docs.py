@@ -11,9 +11,9 @@ from pathlib import Path
 
 import yaml
 from click import Command
-from rollout_control_server.check import recorder
-from rollout_control_server.check.requirements import requirements
-from rollout_control_server.cli import rollout_control
+from rollout_control_check import recorder
+from rollout_control_check.requirements import requirements
+from rollout_control_console.cli import rollout_control
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -52,7 +52,7 @@ def test_the_workflow_runs(tmp_path: Path) -> None:
     programs.mkdir()
     for name, words in (
         ("python", ""),
-        ("rollout-control", "-m rollout_control_server"),
+        ("rollout-control", "-m rollout_control_console"),
         ("curl", '-c "$READY"'),
     ):
         program = programs / name

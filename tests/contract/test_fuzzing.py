@@ -18,11 +18,11 @@ from one_line_away import (
     requests,
     status_is,
 )
+from rollout_control_check.examination import BATCH_OPERATIONS, Examination, Outcome, Verdict
+from rollout_control_check.findings import REQUIREMENT_OF
+from rollout_control_check.fuzzing import CONFIG, Fuzzing, FuzzingError
+from rollout_control_check.wire import Wire
 from rollout_control_server import MemoryLedger, create_app
-from rollout_control_server.check.examination import BATCH_OPERATIONS, Examination, Outcome, Verdict
-from rollout_control_server.check.findings import REQUIREMENT_OF
-from rollout_control_server.check.fuzzing import CONFIG, Fuzzing, FuzzingError
-from rollout_control_server.check.wire import Wire
 from served import TOKEN, serving
 
 # Lines that don't get in each other's way share a server, since each run of schemathesis takes some seconds. Beside
@@ -101,7 +101,7 @@ def test_a_broken_server_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_each_check_has_such_a_server() -> None:
-    config = tomllib.loads(files("rollout_control_server.check").joinpath(CONFIG).read_text())
+    config = tomllib.loads(files("rollout_control_check").joinpath(CONFIG).read_text())
     enabled = {name for name, options in config["checks"].items() if options.get("enabled", True)}
     assert {check for lines in SERVERS.values() for check, _, _ in lines} == enabled == set(REQUIREMENT_OF)
 
@@ -120,6 +120,6 @@ def test_torn_answers_are_caught() -> None:
 
 
 def test_a_fuzzing_that_breaks_down_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollout_control_server.check.fuzzing.HOOKS", "no_such_module")
+    monkeypatch.setattr("rollout_control_check.fuzzing.HOOKS", "no_such_module")
     with pytest.raises(FuzzingError, match="no_such_module"):
         fuzz(create_app(MemoryLedger(), TOKEN))

@@ -4,10 +4,10 @@ import tomllib
 from importlib.resources import files
 
 import pytest
-from rollout_control_server.check.checking import CHECKED_IDS
-from rollout_control_server.check.examination import CHECKS, OBSERVERS
-from rollout_control_server.check.findings import BY_STATUS, REQUIREMENT_OF
-from rollout_control_server.check.requirements import (
+from rollout_control_check.checking import CHECKED_IDS
+from rollout_control_check.examination import CHECKS, OBSERVERS
+from rollout_control_check.findings import BY_STATUS, REQUIREMENT_OF
+from rollout_control_check.requirements import (
     A_BATCH_OPERATION,
     RECORDED_ID,
     RECORDER,
@@ -36,6 +36,6 @@ def test_needs_are_requirements() -> None:
 
 def test_findings_of_the_fuzzing_belong_to_requirements() -> None:
     assert {*REQUIREMENT_OF.values(), *BY_STATUS.values()} <= set(requirements())
-    config = tomllib.loads(files("rollout_control_server.check").joinpath("schemathesis.toml").read_text())
+    config = tomllib.loads(files("rollout_control_check").joinpath("schemathesis.toml").read_text())
     enabled = {name for name, options in config["checks"].items() if options.get("enabled", True)}
     assert enabled == set(REQUIREMENT_OF)

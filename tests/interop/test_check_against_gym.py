@@ -9,10 +9,10 @@ from fastapi import FastAPI
 from nemo_gym.token_id_capture.control_routes import install_rollout_control_routes
 from nemo_gym.token_id_capture.lineage import FileLineageStore
 from peer_vectors import rollout_of, write_into_gyms
-from rollout_control_server.check.checking import Report, check_server
-from rollout_control_server.check.examination import Verdict
-from rollout_control_server.check.fuzzing import Fuzzing
-from rollout_control_server.check.recorder import command_recorder
+from rollout_control_check.checking import Report, check_server
+from rollout_control_check.examination import Verdict
+from rollout_control_check.fuzzing import Fuzzing
+from rollout_control_check.recorder import command_recorder
 from served import TOKEN, serving
 
 CASE = "mixed"

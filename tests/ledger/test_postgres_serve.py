@@ -24,7 +24,7 @@ def postgres_with_passwords() -> Iterator[PostgresServer]:
 
 def serve(ledger_url: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "rollout_control_server", "serve", "--port", "0", "--ledger", ledger_url],
+        [sys.executable, "-m", "rollout_control_console", "serve", "--port", "0", "--ledger", ledger_url],
         env={**os.environ, "ROLLOUT_CONTROL_AUTH_TOKEN": TOKEN},
         stderr=subprocess.PIPE,
         text=True,

@@ -28,7 +28,7 @@ def test_a_password_is_not_shown(url: str, shown: str | None) -> None:
 
 
 def test_serve_does_not_show_it_when_it_fails() -> None:
-    command = ["-m", "rollout_control_server", "serve", "--port", "0", "--ledger"]
+    command = ["-m", "rollout_control_console", "serve", "--port", "0", "--ledger"]
     server = subprocess.run(
         [sys.executable, *command, f"postgresql://u:{SECRET}@127.0.0.1:1/db?operation_timeout_s=0.5"],
         capture_output=True,

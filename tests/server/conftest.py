@@ -10,7 +10,7 @@ import pytest
 from rollout_control_server import MemoryLedger, create_app
 from served import TOKEN, Control, ServerProcess, control_client, serving
 
-SERVE = [sys.executable, "-m", "rollout_control_server", "serve", "--port", "0"]
+SERVE = [sys.executable, "-m", "rollout_control_console", "serve", "--port", "0"]
 
 
 class Switch:
@@ -50,7 +50,7 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
                 [
                     sys.executable,
                     "-m",
-                    "rollout_control_server",
+                    "rollout_control_console",
                     "serve",
                     "--ledger",
                     ledger_url,

@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-from rollout_control_server.demo import run_demo, trainer
-from rollout_control_server.demo.rollouts import DemoRollout, demo_rollout
+from rollout_control_console.demo import trainer
+from rollout_control_console.demo.rollouts import DemoRollout, demo_rollout
 
 
 def test_it_shows_the_whole_life_of_rollouts() -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "rollout_control_server", "demo", "--rollouts", "40"],
+        [sys.executable, "-m", "rollout_control_console", "demo", "--rollouts", "40"],
         env={**os.environ, "COLUMNS": "120"},
         capture_output=True,
         text=True,
@@ -37,7 +37,7 @@ def test_it_fails_when_a_row_is_lost(monkeypatch: pytest.MonkeyPatch, capsys: py
         return DemoRollout(rollout.rollout_id, [*rollout.commits, *demo_rollout(run, number + 1).commits], [])
 
     monkeypatch.setattr(trainer, "demo_rollout", longer)
-    assert asyncio.run(run_demo("memory://", 12)) == 1
+    assert asyncio.run(trainer.run_demo("memory://", 12)) == 1
     shown = capsys.readouterr().out
     assert "NO" in shown
     assert "Something is not as promised." in shown
@@ -48,7 +48,7 @@ def test_it_fails_when_a_row_is_lost(monkeypatch: pytest.MonkeyPatch, capsys: py
 )
 def test_a_ledger_that_cannot_be_opened_is_said_clearly(ledger_url: str, word: str) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "rollout_control_server", "demo", "--ledger", ledger_url],
+        [sys.executable, "-m", "rollout_control_console", "demo", "--ledger", ledger_url],
         capture_output=True,
         text=True,
         timeout=60,
@@ -63,7 +63,7 @@ def test_a_ledger_that_cannot_be_opened_is_said_clearly(ledger_url: str, word: s
 def test_a_signal_ends_it_in_one_line_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     """Two signals, as of somebody impatient, to all of its process group, as from a terminal."""
     demo = subprocess.Popen(
-        [sys.executable, "-m", "rollout_control_server", "demo", "--rollouts", "4000"],
+        [sys.executable, "-m", "rollout_control_console", "demo", "--rollouts", "4000"],
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

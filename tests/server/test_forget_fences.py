@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from rollout_control_server.cli import rollout_control
+from rollout_control_console.cli import rollout_control
 from rollout_control_server.ledger import SqliteLedger
 from rollout_control_server.samples import sample_commit
 

@@ -151,7 +151,7 @@ HOSTILE_PATHS = [
 @pytest.fixture(scope="module")
 def shared_server() -> object:
     process = subprocess.Popen(
-        [sys.executable, "-m", "rollout_control_server", "serve", "--ledger", "memory://", "--port", "0"],
+        [sys.executable, "-m", "rollout_control_console", "serve", "--ledger", "memory://", "--port", "0"],
         env={**os.environ, "ROLLOUT_CONTROL_AUTH_TOKEN": TOKEN},
         stderr=subprocess.PIPE,
         text=True,
@@ -216,7 +216,7 @@ def test_a_client_that_stalls_does_not_keep_it_from_ending(start_server: Start) 
 
 def test_the_ledger_can_be_named_in_the_environment(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "rollout_control_server", "serve", "--port", "0"],
+        [sys.executable, "-m", "rollout_control_console", "serve", "--port", "0"],
         env={
             **os.environ,
             "ROLLOUT_CONTROL_AUTH_TOKEN": TOKEN,
@@ -234,7 +234,7 @@ def test_the_ledger_can_be_named_in_the_environment(tmp_path: Path) -> None:
 def serve_on(ledger_url: str) -> subprocess.CompletedProcess[str]:
     """Runs a server that should end by itself."""
     return subprocess.run(
-        [sys.executable, "-m", "rollout_control_server", "serve", "--port", "0", "--ledger", ledger_url],
+        [sys.executable, "-m", "rollout_control_console", "serve", "--port", "0", "--ledger", ledger_url],
         env={**os.environ, "ROLLOUT_CONTROL_AUTH_TOKEN": TOKEN},
         capture_output=True,
         text=True,
@@ -272,7 +272,7 @@ def test_a_database_that_is_not_reached_is_not_served(address: str, status: int,
 
 def test_a_token_that_cannot_be_sent_makes_no_ledger(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "rollout_control_server", "serve", "--ledger", f"sqlite:///{tmp_path}/new.sqlite"],
+        [sys.executable, "-m", "rollout_control_console", "serve", "--ledger", f"sqlite:///{tmp_path}/new.sqlite"],
         env={**os.environ, "ROLLOUT_CONTROL_AUTH_TOKEN": "two words"},
         capture_output=True,
         timeout=60,
@@ -298,7 +298,7 @@ def test_what_cannot_be_served_is_said_clearly(
 ) -> None:
     inherited = {key: value for key, value in os.environ.items() if key != "ROLLOUT_CONTROL_AUTH_TOKEN"}
     ended = subprocess.run(
-        [sys.executable, "-m", "rollout_control_server", "serve", "--ledger", "memory://", "--port", "0", *arguments],
+        [sys.executable, "-m", "rollout_control_console", "serve", "--ledger", "memory://", "--port", "0", *arguments],
         env={**inherited, **environment, "PYTHONIOENCODING": "utf-8"},
         capture_output=True,
         text=True,

@@ -11,9 +11,10 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, Final
 
-from rollout_control_server.check.examination import Examination
-from rollout_control_server.check.findings import failure_of, findings, shortfall_of
-from rollout_control_server.serving import AUTH_TOKEN_VARIABLE
+from rollout_control_spec import AUTH_TOKEN_VARIABLE
+
+from rollout_control_check.examination import Examination
+from rollout_control_check.findings import failure_of, findings, shortfall_of
 
 __all__ = ["CONFIG", "PREFIX_VARIABLE", "SENT_VARIABLE", "Fuzzing", "FuzzingError"]
 
@@ -22,7 +23,7 @@ CONFIG: Final = "schemathesis.toml"
 
 SENT_VARIABLE: Final = "ROLLOUT_CONTROL_CHECK_SENT"
 PREFIX_VARIABLE: Final = "ROLLOUT_CONTROL_CHECK_PREFIX"
-HOOKS: Final = "rollout_control_server.check.schemathesis_hooks"
+HOOKS: Final = "rollout_control_check.schemathesis_hooks"
 OPERATION_IDS: Final = {
     "retire": "retireRollouts",
     "delete": "deleteRollouts",

@@ -10,9 +10,9 @@ from typing import Any, Final, TypeAlias
 
 from rollout_control_spec import CONTROL_ROUTE_PREFIX
 
-from rollout_control_server.check.recorder import Recorder, RecordingError, Row
-from rollout_control_server.check.requirements import A_BATCH_OPERATION, RECORDED_ID, RECORDER, requirements
-from rollout_control_server.check.wire import (
+from rollout_control_check.recorder import Recorder, RecordingError, Row
+from rollout_control_check.requirements import A_BATCH_OPERATION, RECORDED_ID, RECORDER, requirements
+from rollout_control_check.wire import (
     OUT_OF_TIME,
     TOKEN_IN_SHELL,
     Credentials,

@@ -16,11 +16,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
 
-import msgspec
-
-from rollout_control_server.records import CaptureCommit
-
-__all__ = ["Recorder", "RecordingError", "Row", "command_recorder", "failure_row", "record_row"]
+__all__ = ["Recorder", "RecordingError", "Row", "command_recorder", "failure_row"]
 
 RECORD_TIME_LIMIT_S: Final = 30.0
 
@@ -31,11 +27,6 @@ Recorder: TypeAlias = Callable[[str, list[Row]], None]
 
 class RecordingError(Exception):
     """The rows could not be recorded."""
-
-
-def record_row(commit: CaptureCommit) -> Row:
-    """Returns a call as a row for a recorder."""
-    return {"record": msgspec.to_builtins(commit.record), "staging_chain": list(commit.staging_chain)}
 
 
 def failure_row(model_call_id: str, reason: str) -> Row:

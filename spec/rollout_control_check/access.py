@@ -5,7 +5,7 @@ from typing import Final
 
 from rollout_control_spec import CONTROL_ROUTE_PREFIX
 
-from rollout_control_server.check.examination import (
+from rollout_control_check.examination import (
     BATCH_OPERATIONS,
     DOCUMENTED_STATUSES,
     JSON,
@@ -19,8 +19,8 @@ from rollout_control_server.check.examination import (
     manifest_path,
     observer,
 )
-from rollout_control_server.check.requirements import requirements
-from rollout_control_server.check.wire import TOKEN_IN_SHELL, Credentials, Exchange, Request
+from rollout_control_check.requirements import requirements
+from rollout_control_check.wire import TOKEN_IN_SHELL, Credentials, Exchange, Request
 
 VALID_BODY: Final = b'{"rollout_ids":["%s"]}'
 UNKNOWN_PATHS: Final = ("/nothing-here", "/rollouts", "/rollouts/some-rollout/manifest/further")

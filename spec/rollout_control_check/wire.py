@@ -15,9 +15,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import h11
-from rollout_control_spec import CONTROL_ROUTE_PREFIX
-
-from rollout_control_server.serving import AUTH_TOKEN_VARIABLE
+from rollout_control_spec import AUTH_TOKEN_VARIABLE, CONTROL_ROUTE_PREFIX
 
 __all__ = [
     "OUT_OF_TIME",

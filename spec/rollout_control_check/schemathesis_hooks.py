@@ -8,11 +8,10 @@ import os
 from typing import Any, Final
 
 import schemathesis
-from rollout_control_spec import validate_rollout_id
+from rollout_control_spec import MAX_ROLLOUT_ID_LENGTH, validate_rollout_id
 
-from rollout_control_server.check.fuzzing import PREFIX_VARIABLE, SENT_VARIABLE
+from rollout_control_check.fuzzing import PREFIX_VARIABLE, SENT_VARIABLE
 
-LONGEST_ID: Final = 255
 PREFIX: Final = os.environ[PREFIX_VARIABLE]
 
 
@@ -31,7 +30,7 @@ def _of_our_own(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _of_our_own(item) for name, item in value.items()}
     if isinstance(value, str) and _is_valid(value) and not value.startswith(PREFIX):
-        return f"{PREFIX}{value}"[:LONGEST_ID]
+        return f"{PREFIX}{value}"[:MAX_ROLLOUT_ID_LENGTH]
     return value
 
 

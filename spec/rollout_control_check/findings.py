@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import requests
 
-from rollout_control_server.check.examination import Examination
-from rollout_control_server.check.wire import TOKEN_IN_SHELL, Answer, Credentials, Exchange, Request
+from rollout_control_check.examination import Examination
+from rollout_control_check.wire import TOKEN_IN_SHELL, Answer, Credentials, Exchange, Request
 
 __all__ = ["BY_STATUS", "REQUIREMENT_OF", "SCHEMA_REQUIREMENT", "Finding", "failure_of", "findings", "shortfall_of"]
 

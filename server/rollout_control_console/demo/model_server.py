@@ -14,10 +14,12 @@ import sys
 from typing import Any
 
 from rollout_control_server.app import create_app
-from rollout_control_server.demo.rollouts import demo_rollout
 from rollout_control_server.errors import LedgerError
 from rollout_control_server.ledger import CaptureLedger, open_ledger
-from rollout_control_server.serving import AUTH_TOKEN_VARIABLE, run_server
+from rollout_control_server.serving import run_server
+from rollout_control_spec import AUTH_TOKEN_VARIABLE
+
+from rollout_control_console.demo.rollouts import demo_rollout
 
 
 async def write(ledger: CaptureLedger, run: str, command: dict[str, Any]) -> dict[str, int]:

@@ -2,16 +2,17 @@
 
 from typing import Any, Final
 
-from rollout_control_server.check.examination import (
+from rollout_control_spec.samples import sample_call, sample_calls
+
+from rollout_control_check.examination import (
     Examination,
     NotCheckedError,
     ShortfallError,
     check,
     document_of,
 )
-from rollout_control_server.check.recorder import Row, failure_row, record_row
-from rollout_control_server.check.wire import Exchange
-from rollout_control_server.samples import changed, sample_commit, sample_conversation
+from rollout_control_check.recorder import Row, failure_row
+from rollout_control_check.wire import Exchange
 
 MAX_INT: Final = 2**63 - 1
 ODD_TEXT: Final = 'é\u0000\u0001 \u2028"\\</ \U0001f3b2 \u0430\u0301'
@@ -54,7 +55,7 @@ def _expect_named(exchange: Exchange, kind: str, rollout_ids: list[str], because
 def _recorded(server: Examination, name: str, calls: int = 3) -> str:
     """Records a conversation, and returns its rollout."""
     rollout_id = server.new_id(name)
-    server.record(rollout_id, [record_row(commit) for commit in sample_conversation(rollout_id, calls)])
+    server.record(rollout_id, sample_calls(rollout_id, calls))
     return rollout_id
 
 
@@ -102,7 +103,7 @@ def _(server: Examination) -> None:
 @check("manifest.records")
 def _(server: Examination) -> None:
     rollout_id = server.new_id("records")
-    rows = [record_row(commit) for commit in sample_conversation(rollout_id, CALLS, branch_at=5)]
+    rows = sample_calls(rollout_id, CALLS, branch_at=5)
     _expect_record(server, rollout_id, rows)
     document, exchange = _manifest(server, rollout_id)
     _expect(len(_rows(document, "records")) <= CALLS, f"no more than the {CALLS} records that were written", exchange)
@@ -112,14 +113,14 @@ def _(server: Examination) -> None:
 def _(server: Examination) -> None:
     rollout_id = server.new_id("order")
     # Their ids, lengths and times sort in another order than that of their commits.
-    commits = [
-        changed(sample_commit(rollout_id, name, delta_len=length), admitted_at=1764450000.0 + length)
+    rows = [
+        sample_call(rollout_id, name, delta_len=length, fields={"admitted_at": 1764450000.0 + length})
         for name, length in (("m", 30), ("z", 10), ("a", 50), ("q", 20), ("b", 40))
     ]
-    server.record(rollout_id, [record_row(commit) for commit in commits])
+    server.record(rollout_id, rows)
     document, exchange = _manifest(server, rollout_id)
     came = [record.get("model_call_id") for record in _rows(document, "records")]
-    wanted = [commit.record.model_call_id for commit in commits if commit.record.model_call_id in came]
+    wanted = [row["record"]["model_call_id"] for row in rows if row["record"]["model_call_id"] in came]
     _expect(came == wanted, f"the records in commit order: {', '.join(wanted)}", exchange)
 
 
@@ -127,7 +128,7 @@ def _(server: Examination) -> None:
 def _(server: Examination) -> None:
     rollout_id = server.new_id("failures")
     wanted = [("failed", "worker_capture_failed"), ("failed", "unresolved_parent"), ("whole", "worker_capture_failed")]
-    rows = [record_row(sample_commit(rollout_id, "whole")), *(failure_row(*failure) for failure in wanted)]
+    rows = [sample_call(rollout_id, "whole"), *(failure_row(*failure) for failure in wanted)]
     server.record(rollout_id, rows)
     document, exchange = _manifest(server, rollout_id)
     came = [(row.get("model_call_id"), row.get("reason")) for row in _rows(document, "failures")]
@@ -139,7 +140,7 @@ def _(server: Examination) -> None:
 def _(server: Examination) -> None:
     rollout_id = server.new_id("nulls")
     bare = {"admitted_at": None, "output_fingerprint": None, "continuation_fingerprint": None}
-    server.record(rollout_id, [record_row(changed(sample_commit(rollout_id, "c"), **bare, fingerprint_version=0))])
+    server.record(rollout_id, [sample_call(rollout_id, "c", fields={**bare, "fingerprint_version": 0})])
     document, exchange = _manifest(server, rollout_id)
     for record in _rows(document, "records"):
         for name in (*bare, "parent_call_id"):
@@ -149,10 +150,9 @@ def _(server: Examination) -> None:
 @check("manifest.text")
 def _(server: Examination) -> None:
     rollout_id = server.new_id("text")
-    commit = changed(
-        sample_commit(rollout_id, f"call {ODD_TEXT}"), response_id=ODD_TEXT, staging_key=f"{ODD_TEXT}{'k' * 5000}"
-    )
-    _expect_record(server, rollout_id, [{**record_row(commit), "staging_chain": [commit.record.staging_key]}])
+    staging_key = f"{ODD_TEXT}{'k' * 5000}"
+    row = sample_call(rollout_id, f"call {ODD_TEXT}", fields={"response_id": ODD_TEXT, "staging_key": staging_key})
+    _expect_record(server, rollout_id, [row])
     server.record(rollout_id, [failure_row("failed", ODD_TEXT)])
     document, exchange = _manifest(server, rollout_id)
     for row in _rows(document, "failures"):
@@ -162,11 +162,11 @@ def _(server: Examination) -> None:
 @check("manifest.integers")
 def _(server: Examination) -> None:
     rollout_id = server.new_id("integers")
-    commits = [
-        sample_commit(rollout_id, f"call-{number}", delta_len=number, weight_version=number)
+    rows = [
+        sample_call(rollout_id, f"call-{number}", delta_len=number, weight_version=number)
         for number in (2**53 + 1, MAX_INT)
     ]
-    _expect_record(server, rollout_id, [record_row(commit) for commit in commits])
+    _expect_record(server, rollout_id, rows)
 
 
 # Retiring
@@ -266,10 +266,10 @@ def _(server: Examination) -> None:
 @check("retire.late-write")
 def _(server: Examination) -> None:
     rollout_id = server.new_id("late")
-    commits = sample_conversation(rollout_id, 3)
-    server.record(rollout_id, [record_row(commit) for commit in commits[:2]])
+    rows = sample_calls(rollout_id, 3)
+    server.record(rollout_id, rows[:2])
     server.send_batch("retire", [rollout_id])
-    server.record(rollout_id, [record_row(commit) for commit in commits])
+    server.record(rollout_id, rows)
     server.record(rollout_id, [failure_row("late", "worker_capture_failed")])
     server.manifest(rollout_id, 410, because="the rollout is retired, and a late write is discarded")
     exchange = server.send_batch("retire", [rollout_id])
@@ -336,7 +336,7 @@ def _(server: Examination) -> None:
 
 
 def _expect_only(server: Examination, rollout_id: str, call_id: str) -> None:
-    server.record(rollout_id, [record_row(sample_commit(rollout_id, call_id, delta_len=9))])
+    server.record(rollout_id, [sample_call(rollout_id, call_id, delta_len=9)])
     document, exchange = _manifest(server, rollout_id, "the id is used again")
     came = [record.get("model_call_id") for record in _rows(document, "records")]
     _expect(came == [call_id], f"only {call_id!r}, which was recorded after the delete", exchange)
@@ -345,7 +345,7 @@ def _expect_only(server: Examination, rollout_id: str, call_id: str) -> None:
 @check("delete.id-used-again")
 def _(server: Examination) -> None:
     rollout_id = server.new_id("again")
-    server.record(rollout_id, [record_row(sample_commit(rollout_id, "old")), failure_row("old-failed", "x")])
+    server.record(rollout_id, [sample_call(rollout_id, "old"), failure_row("old-failed", "x")])
     server.send_batch("delete", [rollout_id])
     _expect_only(server, rollout_id, "new")
 
@@ -372,9 +372,9 @@ def _bulk(server: Examination, rollout_ids: list[str]) -> tuple[dict[str, Any], 
 @check("manifests.rows")
 def _(server: Examination) -> None:
     never, recorded = server.new_id("bulk"), server.new_id("bulk")
-    commits = sample_conversation(recorded, 3)
-    server.record(recorded, [record_row(commit) for commit in commits])
-    wanted = {never: set[object](), recorded: {commit.record.model_call_id for commit in commits}}
+    rows = sample_calls(recorded, 3)
+    server.record(recorded, rows)
+    wanted = {never: set[object](), recorded: {row["record"]["model_call_id"] for row in rows}}
     document, exchange = _bulk(server, [never, recorded])
     for manifest in _rows(document, "manifests"):
         calls = {record.get("model_call_id") for record in _rows(manifest, "records")}

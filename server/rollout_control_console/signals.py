@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do to a command that has something to clean up."""
+"""What SIGINT and SIGTERM do to a command that has to clean up before it ends."""
 
 import signal
 from collections.abc import Iterator

@@ -15,13 +15,13 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rollout_control_spec import RolloutControlError, RolloutRetiredError
-
-from rollout_control_server.control_routes import RolloutControlClient
-from rollout_control_server.demo.rollouts import DemoRollout, demo_rollout
+from rollout_control_client import RolloutControlClient
 from rollout_control_server.ledger import shown_ledger_url
 from rollout_control_server.records import RolloutManifest
-from rollout_control_server.serving import AUTH_TOKEN_VARIABLE
+from rollout_control_spec import AUTH_TOKEN_VARIABLE, RolloutControlError, RolloutRetiredError
+
+from rollout_control_console.demo import model_server
+from rollout_control_console.demo.rollouts import DemoRollout, demo_rollout
 
 __all__ = ["run_demo"]
 
@@ -81,9 +81,9 @@ class ModelServer:
 
 
 @asynccontextmanager
-async def model_server(ledger_url: str, run: str, auth_token: str) -> AsyncIterator[ModelServer]:
+async def running_model_server(ledger_url: str, run: str, auth_token: str) -> AsyncIterator[ModelServer]:
     """Starts the model server's process, and ends it by closing its standard input."""
-    arguments = ("-m", "rollout_control_server.demo.model_server", ledger_url, run)
+    arguments = ("-m", model_server.__name__, ledger_url, run)
     environment = {**os.environ, AUTH_TOKEN_VARIABLE: auth_token}
     process = await asyncio.create_subprocess_exec(
         # Out of this process's group: Ctrl-C is for the trainer, which then ends this one.
@@ -120,7 +120,7 @@ async def run_demo(ledger_url: str, rollouts: int) -> int:
     auth_token = secrets.token_urlsafe(32)
     expected = {rollout.rollout_id: rollout for rollout in (demo_rollout(run, number) for number in range(rollouts))}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    async with model_server(ledger_url, run, auth_token) as server:
+    async with running_model_server(ledger_url, run, auth_token) as server:
         address = (await server.read_line())["address"]
         console.print(f"A model server's process serves its ledgers ({shown_ledger_url(ledger_url)}) on {address}.")
         async with RolloutControlClient(address, auth_token, REQUEST_TIMEOUT_S) as trainer:

@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-from rollout_control_server.check.examination import document_of, observer
-from rollout_control_server.check.schemas import SchemaViolation, violations
-from rollout_control_server.check.wire import Exchange
+from rollout_control_check.examination import document_of, observer
+from rollout_control_check.schemas import SchemaViolation, violations
+from rollout_control_check.wire import Exchange
 
 SHOWN: Final = 3
 """How many violations of a schema the evidence names."""

@@ -4,13 +4,14 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from rollout_control_server.check import access, answers, bodies, ledgers
-from rollout_control_server.check.examination import CHECKS, OBSERVERS, Examination, Outcome, Verdict
-from rollout_control_server.check.fuzzing import Fuzzing, FuzzingError
-from rollout_control_server.check.recorder import Recorder, record_row
-from rollout_control_server.check.requirements import requirements
-from rollout_control_server.check.wire import TOKEN_IN_SHELL, UnreachableError, Wire
-from rollout_control_server.samples import sample_commit
+from rollout_control_spec.samples import sample_call
+
+from rollout_control_check import access, answers, bodies, ledgers
+from rollout_control_check.examination import CHECKS, OBSERVERS, Examination, Outcome, Verdict
+from rollout_control_check.fuzzing import Fuzzing, FuzzingError
+from rollout_control_check.recorder import Recorder
+from rollout_control_check.requirements import requirements
+from rollout_control_check.wire import TOKEN_IN_SHELL, UnreachableError, Wire
 
 __all__ = ["CHECKED_IDS", "Report", "check_server"]
 
@@ -139,7 +140,7 @@ def check_server(
 
 def _try(recorder: Recorder, server: Examination) -> None:
     rollout_id = server.new_id("recorder")
-    recorder(rollout_id, [record_row(sample_commit(rollout_id, "first"))])
+    recorder(rollout_id, [sample_call(rollout_id, "first")])
 
 
 def _without(auth_token: str, outcome: Outcome) -> Outcome:

@@ -1,4 +1,4 @@
-"""The command `rollout-control check`. Only its options are read without the extra `[check]`."""
+"""The command `rollout-control check`."""
 
 import json
 import os
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
+from rollout_control_spec import AUTH_TOKEN_VARIABLE, validate_auth_token, validate_rollout_id
 
-from rollout_control_server.auth import BearerToken
-from rollout_control_server.interruption import INTERRUPTED, InterruptionError, first_signal_raises
-from rollout_control_server.serving import AUTH_TOKEN_VARIABLE
+from rollout_control_console.extras import requires_extra
+from rollout_control_console.signals import INTERRUPTED, InterruptionError, first_signal_raises
 
 if TYPE_CHECKING:
-    from rollout_control_server.check.checking import Report
+    from rollout_control_check.checking import Report
 
 __all__ = ["check"]
 
@@ -25,25 +25,25 @@ class _CheckCommand(click.Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        with _told_as_json(asked_for="--json" in args):
+        with _errors_as_json(asked_for="--json" in args):
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _told_as_json(asked_for=ctx.params["as_json"]):
+        with _errors_as_json(asked_for=ctx.params["as_json"]):
             return super().invoke(ctx)
 
 
 @contextmanager
-def _told_as_json(*, asked_for: bool) -> Iterator[None]:
+def _errors_as_json(*, asked_for: bool) -> Iterator[None]:
     try:
         yield
     except click.UsageError as error:
         if asked_for:
-            _tell_as_json(error.format_message())
+            _print_error_as_json(error.format_message())
         raise
 
 
-def _tell_as_json(why_no_report: str) -> None:
+def _print_error_as_json(why_no_report: str) -> None:
     click.echo(json.dumps({"complete": False, "error": why_no_report}, indent=2))
 
 
@@ -112,12 +112,11 @@ def check(
         said = _with_notes("the check was interrupted", interruption)
         click.echo(said, err=True)
         if as_json:
-            _tell_as_json(said)
+            _print_error_as_json(said)
         sys.exit(INTERRUPTED)
     from rich.console import Console
-
-    from rollout_control_server.check.report import as_json as report_as_json
-    from rollout_control_server.check.report import print_report
+    from rollout_control_check.report import as_json as report_as_json
+    from rollout_control_check.report import print_report
 
     if as_json:
         click.echo(report_as_json(report))
@@ -136,26 +135,18 @@ def _report_on(
     timeout_s: float,
     time_limit_s: float,
 ) -> "Report":
-    try:
-        from rollout_control_spec import validate_rollout_id
-
-        from rollout_control_server.check.checking import check_server
-        from rollout_control_server.check.fuzzing import Fuzzing
-        from rollout_control_server.check.recorder import RecordingError, command_recorder
-        from rollout_control_server.check.wire import UnreachableError
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("rollout_control"):
-            raise
-        raise click.UsageError(
-            f"check needs {error.name!r}, of the check extra: pip install 'rollout-control[check]'"
-        ) from error
+    with requires_extra("check"):
+        from rollout_control_check.checking import check_server
+        from rollout_control_check.fuzzing import Fuzzing
+        from rollout_control_check.recorder import RecordingError, command_recorder
+        from rollout_control_check.wire import UnreachableError
     auth_token = os.environ.get(AUTH_TOKEN_VARIABLE, "")
     if not auth_token:
         raise click.UsageError(f"set {AUTH_TOKEN_VARIABLE} to the bearer token that the server takes")
     if "@" in base_url.partition("?")[0]:
         raise click.UsageError("BASE_URL has no user and no password: the report would show them")
     try:
-        BearerToken(auth_token)
+        validate_auth_token(auth_token)
         return check_server(
             base_url,
             auth_token,

@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rollout_control_server.check.checking import Report
-from rollout_control_server.check.examination import Outcome, Verdict
-from rollout_control_server.check.requirements import Requirement, requirements
+from rollout_control_check.checking import Report
+from rollout_control_check.examination import Outcome, Verdict
+from rollout_control_check.requirements import Requirement, requirements
 
 __all__ = ["as_json", "print_report"]
 

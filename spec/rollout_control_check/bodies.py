@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from rollout_control_spec import MAX_LEDGER_BATCH
+from rollout_control_spec import BODY_LIMIT, MAX_LEDGER_BATCH, MAX_ROLLOUT_ID_LENGTH
 
-from rollout_control_server.check.examination import (
+from rollout_control_check.examination import (
     BATCH_OPERATIONS,
     JSON,
     Examination,
@@ -14,13 +14,9 @@ from rollout_control_server.check.examination import (
     check,
     manifest_path,
 )
-from rollout_control_server.check.wire import Request
-
-BODY_LIMIT: Final = 8 * 2**20
-"""Bytes; the spec's request body LedgerBatch."""
+from rollout_control_check.wire import Request
 
 ALPHABET: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
-LONGEST_ID: Final = 255
 INVALID_IN_PATH: Final = ("a%20b", "a%3Ab", "%C3%A9", "a%00", "~a", "a+b", "a@b", "%F0%9F%8E%B2", "a%25b")
 INVALID_IN_BATCH: Final = ("", "a b", "a/b", "a:b", "é", "a\x00", "~a", "a+b", "🎲", "\u0430", "a\u2028")
 
@@ -40,7 +36,7 @@ def _batch(*rollout_ids: object) -> bytes:
 
 
 def _longest_id(server: Examination) -> str:
-    rollout_id = server.new_id().ljust(LONGEST_ID, "x")
+    rollout_id = server.new_id().ljust(MAX_ROLLOUT_ID_LENGTH, "x")
     server.touched[rollout_id] = None
     return rollout_id
 

@@ -1,0 +1,20 @@
+"""The command `rollout-control`: the list of its subcommands, each a module of this package."""
+
+import click
+
+from rollout_control_console.check import check
+from rollout_control_console.demo.command import demo
+from rollout_control_console.fences import forget_fences
+from rollout_control_console.serve import serve
+
+__all__ = ["rollout_control"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="rollout-control")
+def rollout_control() -> None:
+    """The control plane between model servers and trainers: read, retire and delete capture ledgers."""
+
+
+for subcommand in (serve, check, demo, forget_fences):
+    rollout_control.add_command(subcommand)
