@@ -1,21 +1,23 @@
-"""The control plane as an application of its own, for a ledger that no model server mounts."""
+"""The stand-alone application: the control plane, health and the spec, for a ledger that no model server mounts."""
 
-from typing import Final
+from typing import Any, Final
 
-from litestar import HttpMethod, Litestar, Response, route
-from litestar.enums import ScopeType
-from litestar.types import ASGIApp, Receive, Scope, Send
+from litestar import HttpMethod, Litestar, Request, Response, route
+from litestar.exceptions import MethodNotAllowedException, NotFoundException
 from rollout_control_spec import CONTROL_ROUTE_PREFIX, openapi_yaml
 
-from rollout_control_server.control_routes import RefuseRemoval, control_application
+from rollout_control_server.asgi import ASGIApp, Receive, Scope, Send
+from rollout_control_server.control_application import ControlApplication
+from rollout_control_server.errors import ProblemKind, RequestRefusedError
 from rollout_control_server.ledger import CaptureLedger
 from rollout_control_server.manifests import DEFAULT_ANSWER_LIMIT
-from rollout_control_server.problems import EXCEPTION_HANDLERS, told
+from rollout_control_server.operations import Operations, RefuseRemoval
+from rollout_control_server.problems import problem_answer, problem_for, unexpected_problem
 
 __all__ = ["create_app"]
 
-READ: Final = [HttpMethod.GET, HttpMethod.HEAD]
-"""Load balancers ask for health with HEAD; whatever serves the application leaves the body out."""
+_READ: Final = [HttpMethod.GET, HttpMethod.HEAD]
+"""Load balancers ask for health with HEAD. The HTTP server leaves the body out."""
 
 
 def create_app(
@@ -37,42 +39,60 @@ def create_app(
         answer_limit: Bytes of manifests in one bulk answer; see there.
 
     Raises:
-        TypeError: The token is no string.
+        TypeError: The token is no string, or `refuse_removal` cannot be called.
         ValueError: The token is empty or cannot be sent in a header, or `answer_limit` is less than 1.
     """
-    control = control_application(ledger, auth_token, refuse_removal, answer_limit)
+    control = ControlApplication(Operations(ledger, refuse_removal, answer_limit), auth_token)
+    public = _public_application(ledger)
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        # Beside each other, since mounting one in the other would route every request twice.
+        is_control = scope["type"] != "lifespan" and scope["path"].startswith(f"{CONTROL_ROUTE_PREFIX}/")
+        await (control if is_control else public)(scope, receive, send)
+
+    return application
+
+
+def _public_application(ledger: CaptureLedger) -> ASGIApp:
+    """Returns the application of the paths that need no token, with the lifespan."""
     spec = openapi_yaml()
 
-    @route("/livez", http_method=READ, media_type="text/plain")
+    @route("/livez", http_method=_READ, media_type="text/plain")
     async def livez() -> str:
         return "alive\n"
 
-    @route("/readyz", http_method=READ, media_type="text/plain")
+    @route("/readyz", http_method=_READ, media_type="text/plain")
     async def readyz() -> str:
         try:
             await ledger.check_ready()
         except Exception as error:
-            raise told(error, "readiness") from error
+            raise problem_for(error, "readiness") from error
         return "ready\n"
 
-    @route("/openapi.yaml", http_method=READ, media_type="application/yaml")
+    @route("/openapi.yaml", http_method=_READ, media_type="application/yaml")
     async def openapi() -> Response[bytes]:
         return Response(spec, media_type="application/yaml")
 
-    around = Litestar(
+    return Litestar(
         [livez, readyz, openapi],
         debug=False,
         openapi_config=None,
+        # Otherwise Litestar replaces the handlers of the root logger.
         logging_config=None,
         on_shutdown=[ledger.aclose],
-        exception_handlers=EXCEPTION_HANDLERS,
+        exception_handlers={Exception: _problem_response},
     )
 
-    async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        # Two applications side by side, since a mounted one would route every request twice.
-        controlled = scope["type"] in (ScopeType.HTTP, ScopeType.WEBSOCKET) and scope["path"].startswith(
-            f"{CONTROL_ROUTE_PREFIX}/"
-        )
-        await (control if controlled else around)(scope, receive, send)
 
-    return application
+def _problem_response(_: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    if isinstance(error, RequestRefusedError):
+        refusal = error
+    elif isinstance(error, NotFoundException):
+        refusal = RequestRefusedError(ProblemKind.NOT_FOUND, "this server has no such path")
+    elif isinstance(error, MethodNotAllowedException):
+        allow = ", ".join(_READ)
+        refusal = RequestRefusedError(ProblemKind.METHOD_NOT_ALLOWED, f"this path takes {allow}", {"Allow": allow})
+    else:
+        refusal = unexpected_problem(error)
+    answer = problem_answer(refusal)
+    return Response(answer.body, status_code=answer.status, media_type=answer.media_type, headers=answer.headers)

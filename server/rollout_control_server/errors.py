@@ -16,7 +16,6 @@ One tree, below the root that both sides share:
 Bad arguments are plain ValueError and TypeError.
 """
 
-import errno
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -36,7 +35,6 @@ __all__ = [
     "RequestRefusedError",
     "RolloutControlError",
     "RolloutRetiredError",
-    "refusal_of",
 ]
 
 
@@ -127,26 +125,3 @@ class RequestRefusedError(RolloutControlError):
     def document(self) -> bytes:
         """Returns the problem document as JSON."""
         return msgspec.json.encode(Problem(self.kind.type, self.kind.title, self.kind.status, self.detail))
-
-
-def refusal_of(error: Exception) -> RequestRefusedError:
-    """Returns how a caller is told of an error that a ledger, ours or another's, has raised.
-
-    The rules are the wire contract's, "Served in Gym". Ids are validated before any ledger is asked, so a ValueError
-    of a ledger is the ledger's fault and no 400. A retired rollout is known by its class's name, because Gym has a
-    class of its own; other LookupErrors are damage.
-    """
-    if any(base.__name__ == "RolloutRetiredError" for base in type(error).__mro__):
-        return RequestRefusedError(ProblemKind.ROLLOUT_RETIRED, "the rollout is retired and its manifest is gone")
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return RequestRefusedError(
-            ProblemKind.INVALID_ROLLOUT_ID, "the rollout id is longer than this server's ledger can store"
-        )
-    if isinstance(error, LedgerUnavailableError | OSError):
-        retry_after_s = error.retry_after_s if isinstance(error, LedgerUnavailableError) else 1
-        return RequestRefusedError(
-            ProblemKind.UNAVAILABLE,
-            "the ledger's storage cannot answer now, and nothing was half done; try again",
-            {"Retry-After": str(retry_after_s)},
-        )
-    return RequestRefusedError(ProblemKind.INTERNAL, "the ledger failed, and the server's log says how")

@@ -1,14 +1,14 @@
-"""Manifests as the bytes of an answer: joined, and never decoded where the ledger is ours."""
+"""Manifests as the bytes of an answer. Those of a ledger of ours are sent as they are stored, and never decoded."""
 
 from typing import Any, Final
 
 import msgspec
 
-from rollout_control_server.errors import ProblemKind, refusal_of
 from rollout_control_server.ledger.base import CaptureLedger, ManifestsRead
+from rollout_control_server.problems import is_retired
 from rollout_control_server.records import RolloutManifest
 
-__all__ = ["DEFAULT_ANSWER_LIMIT", "joined", "read_manifest", "read_manifests"]
+__all__ = ["DEFAULT_ANSWER_LIMIT", "join_manifests", "read_manifest", "read_manifests"]
 
 DEFAULT_ANSWER_LIMIT: Final = 4 * 2**20
 """Bytes of manifests in one bulk answer: some hundreds of usual rollouts, and little beside what a server needs."""
@@ -51,7 +51,7 @@ async def read_manifests(ledger: Any, rollout_ids: list[str], max_bytes: int) ->
         try:
             manifest = await read_manifest(ledger, rollout_id)
         except Exception as error:
-            if refusal_of(error).kind is not ProblemKind.ROLLOUT_RETIRED:
+            if not is_retired(error):
                 raise
             read.retired.append(rollout_id)
             continue
@@ -63,7 +63,7 @@ async def read_manifests(ledger: Any, rollout_ids: list[str], max_bytes: int) ->
     return read
 
 
-def joined(read: ManifestsRead) -> bytes:
+def join_manifests(read: ManifestsRead) -> bytes:
     """Returns the JSON of the spec's RolloutManifests."""
     return b'{"manifests":[%s],"retired":%s,"remaining":%s}' % (
         b",".join(read.manifests),

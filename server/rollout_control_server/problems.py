@@ -1,71 +1,60 @@
-"""How errors become answers: problem documents, for what we refuse, what Litestar refuses and what fails."""
+"""How errors become answers: which problem document an error is, and what of it goes into the log instead."""
 
+import errno
 import logging
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-from litestar import Request, Response
-from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
-from litestar.response.base import ASGIResponse
+from rollout_control_server.asgi import Answer
+from rollout_control_server.errors import LedgerUnavailableError, ProblemKind, RequestRefusedError
 
-from rollout_control_server.errors import ProblemKind, RequestRefusedError, refusal_of
-
-__all__ = ["EXCEPTION_HANDLERS", "problem_response", "told"]
+__all__ = ["is_retired", "problem_answer", "problem_for", "unexpected_problem"]
 
 logger = logging.getLogger("rollout_control_server")
 
-MEDIA_TYPE: Final = "application/problem+json"
+_MEDIA_TYPE: Final = "application/problem+json"
 
 
-def told(error: Exception, what: str) -> RequestRefusedError:
-    """Returns how the caller is told of a ledger's error, having logged what the caller is not told.
+def problem_for(error: Exception, attempted: str) -> RequestRefusedError:
+    """Translates a ledger's error into a problem document, and logs the details that the document leaves out.
+
+    Rollout ids are validated before any ledger is asked, so a ValueError of a ledger is the ledger's fault and no 400.
 
     Args:
-        error: What the ledger raised.
-        what: What it was asked to do, for the log.
+        error: What a ledger, of ours or of another make, raised.
+        attempted: What the ledger was asked to do, for the log.
     """
-    refusal = refusal_of(error)
-    if refusal.kind is ProblemKind.INTERNAL:
-        logger.error("the ledger failed: %s", what, exc_info=error)
-    elif refusal.kind is ProblemKind.UNAVAILABLE:
-        logger.warning("the ledger cannot answer now: %s: %s", what, error)
-    return refusal
+    if is_retired(error):
+        return RequestRefusedError(ProblemKind.ROLLOUT_RETIRED, "the rollout is retired and its manifest is gone")
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return RequestRefusedError(
+            ProblemKind.INVALID_ROLLOUT_ID, "the rollout id is longer than this server's ledger can store"
+        )
+    if isinstance(error, LedgerUnavailableError | OSError):
+        logger.warning("the ledger cannot answer now: %s: %s", attempted, error)
+        retry_after_s = error.retry_after_s if isinstance(error, LedgerUnavailableError) else 1
+        return RequestRefusedError(
+            ProblemKind.UNAVAILABLE,
+            "the ledger's storage cannot answer now, and nothing was half done; try again",
+            {"Retry-After": str(retry_after_s)},
+        )
+    logger.error("the ledger failed: %s", attempted, exc_info=error)
+    return RequestRefusedError(ProblemKind.INTERNAL, "the ledger failed, and the server's log says how")
 
 
-def problem_response(refusal: RequestRefusedError) -> ASGIResponse:
-    """Returns the answer to a request that is refused before it reaches a route."""
-    return ASGIResponse(
-        body=refusal.document(), status_code=refusal.kind.status, media_type=MEDIA_TYPE, headers=refusal.headers
-    )
+def is_retired(error: Exception) -> bool:
+    """Tells whether a ledger's error says that the rollout is retired.
+
+    The class is known by its name, because Gym has one of its own. Any other LookupError is damage.
+    """
+    return any(base.__name__ == "RolloutRetiredError" for base in type(error).__mro__)
 
 
-def _answer_refusal(_: Request[Any, Any, Any], refusal: RequestRefusedError) -> Response[bytes]:
-    return Response(refusal.document(), status_code=refusal.kind.status, media_type=MEDIA_TYPE, headers=refusal.headers)
-
-
-def _answer_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
-    """Answers what Litestar refuses by itself: a path or a method that there is not."""
-    if isinstance(error, NotFoundException):
-        refusal = RequestRefusedError(ProblemKind.NOT_FOUND, "the control plane has no such path")
-    elif isinstance(error, MethodNotAllowedException):
-        # Litestar counts its own OPTIONS as allowed.
-        methods = [method for method in ("GET", "HEAD", "POST") if method in (error.headers or {}).get("allow", "")]
-        allow = ", ".join(methods)
-        refusal = RequestRefusedError(ProblemKind.METHOD_NOT_ALLOWED, f"this path takes {allow}", {"Allow": allow})
-    else:
-        return _answer_unexpected(request, error)
-    return _answer_refusal(request, refusal)
-
-
-def _answer_unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+def unexpected_problem(error: Exception) -> RequestRefusedError:
+    """Logs an error that no part of the control plane expects, and returns the problem document that hides it."""
     logger.error("the control plane failed", exc_info=error)
-    detail = "the control plane failed, and the server's log says how"
-    return _answer_refusal(request, RequestRefusedError(ProblemKind.INTERNAL, detail))
+    return RequestRefusedError(ProblemKind.INTERNAL, "the control plane failed, and the server's log says how")
 
 
-EXCEPTION_HANDLERS: Final[dict[int | type[Exception], Callable[[Request[Any, Any, Any], Any], Response[Any]]]] = {
-    RequestRefusedError: _answer_refusal,
-    HTTPException: _answer_http_exception,
-    Exception: _answer_unexpected,
-}
-"""For a Litestar application whose every error is a problem document."""
+def problem_answer(refusal: RequestRefusedError) -> Answer:
+    """Returns the answer to a request that is not carried out."""
+    return Answer(refusal.kind.status, refusal.document(), _MEDIA_TYPE, refusal.headers)

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import uvicorn
-from litestar.types import ASGIApp
 
+from rollout_control_server.asgi import ASGIApp
 from rollout_control_server.ledger import CaptureLedger
 
 __all__ = ["run_server"]

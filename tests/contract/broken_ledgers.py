@@ -18,7 +18,7 @@ from one_line_away import (
     requests,
     status_is,
 )
-from rollout_control_server import MemoryLedger, control_routes
+from rollout_control_server import MemoryLedger, operations
 from rollout_control_server.ledger import base as ledger_base
 from rollout_control_server.records import RolloutRemoval
 
@@ -143,7 +143,7 @@ def act_on_the_valid_ones(fence: bool) -> Line:
                     act(rollout_id, 0.0)
                 raise
 
-        server.monkeypatch.setattr(control_routes, "unique_rollout_ids", unique)
+        server.monkeypatch.setattr(operations, "unique_rollout_ids", unique)
 
     return line
 
@@ -282,14 +282,14 @@ broken(
     "removal.duplicates",
     "a repeated id counts twice",
     lambda server: [
-        patched(module, "unique_rollout_ids", valid_rollout_ids)(server) for module in (control_routes, ledger_base)
+        patched(module, "unique_rollout_ids", valid_rollout_ids)(server) for module in (operations, ledger_base)
     ],
     *("removal.partition", "removal.order"),
 )
 broken(
     "removal.duplicates",
     "a repeated id counts at its last place",
-    patched(control_routes, "unique_rollout_ids", lambda ids: UNIQUE_IDS(ids[::-1])[::-1]),
+    patched(operations, "unique_rollout_ids", lambda ids: UNIQUE_IDS(ids[::-1])[::-1]),
     "removal.order",
 )
 

@@ -24,7 +24,7 @@ from one_line_away import (
     token_check,
     with_header,
 )
-from rollout_control_server import control_routes
+from rollout_control_server import operations, request_body
 from rollout_control_server.auth import BearerToken
 from served import TOKEN
 
@@ -33,25 +33,25 @@ AUTHENTICATION: Final = ("auth.missing-token", "auth.wrong-token", "auth.other-s
 ROWS_READ_BACK: Final = ("manifest.records", "manifest.text", "manifest.integers")
 
 
-BATCH_OF: Final = control_routes._batch_of
+DECODE: Final = request_body._decode
 UNIQUE_IDS: Final = rollout_control_spec.unique_rollout_ids
 
 
-def batch_of_anything(body: bytes) -> Any:
-    control_routes._check_json(body)
+def batch_of_anything(body: bytes, decoder: Any) -> Any:
+    request_body._check_json(body)
     document = msgspec.json.decode(body)
     if isinstance(document, dict) and isinstance(document.get("rollout_ids"), list):
         document["rollout_ids"] = [str(rollout_id) for rollout_id in document["rollout_ids"]]
-    return BATCH_OF(msgspec.json.encode(document))
+    return DECODE(msgspec.json.encode(document), decoder)
 
 
-def batch_with_ids_first(body: bytes) -> Any:
-    control_routes._check_json(body)
+def batch_with_ids_first(body: bytes, decoder: Any) -> Any:
+    request_body._check_json(body)
     document = msgspec.json.decode(body)
     if isinstance(document, dict) and isinstance(document.get("rollout_ids"), list):
         texts = [rollout_id for rollout_id in document["rollout_ids"] if isinstance(rollout_id, str)]
-        control_routes._valid(rollout_control_spec.unique_rollout_ids, texts)
-    return BATCH_OF(body)
+        operations._validate(rollout_control_spec.unique_rollout_ids, texts)
+    return DECODE(body, decoder)
 
 
 # Authentication
@@ -179,7 +179,7 @@ broken("ids.dot-segments", "dot segments are ids", patched(rollout_control_spec,
 broken(
     "ids.anywhere-in-batch",
     "only the first id of a batch is checked",
-    patched(control_routes, "unique_rollout_ids", lambda ids: [*UNIQUE_IDS(ids[:1]), *dict.fromkeys(ids[1:])]),
+    patched(operations, "unique_rollout_ids", lambda ids: [*UNIQUE_IDS(ids[:1]), *dict.fromkeys(ids[1:])]),
     "errors.none-internal",
 )
 broken(
@@ -251,7 +251,7 @@ broken(
 broken(
     "bodies.not-json",
     "what follows the JSON is ignored",
-    patched(control_routes, "_batch_of", lambda body: BATCH_OF(body.removesuffix(b" x"))),
+    patched(request_body, "_decode", lambda body, decoder: DECODE(body.removesuffix(b" x"), decoder)),
 )
 broken(
     "bodies.schema",
@@ -263,7 +263,7 @@ broken("bodies.schema", "an empty batch is done at once", batches(batch_struct(l
 broken(
     "bodies.schema",
     "numbers are taken for text",
-    patched(control_routes, "_batch_of", batch_of_anything),
+    patched(request_body, "_decode", batch_of_anything),
     "order.schema-before-ids",
 )
 broken(
@@ -271,14 +271,12 @@ broken(
 )
 broken("bodies.too-many-ids", "a batch has no limit", batches(batch_struct(most=None)), "order.schema-before-ids")
 broken("bodies.most-ids", "a batch has at most 4095 ids", batches(batch_struct(most=4095)))
-broken("bodies.largest", "a body has at most 1 MiB", patched(control_routes, "BODY_LIMIT", 2**20))
-broken(
-    "bodies.too-large", "a body has no limit", patched(control_routes, "BODY_LIMIT", 2**30), "order.size-before-json"
-)
+broken("bodies.largest", "a body has at most 1 MiB", patched(request_body, "BODY_LIMIT", 2**20))
+broken("bodies.too-large", "a body has no limit", patched(request_body, "BODY_LIMIT", 2**30), "order.size-before-json")
 broken(
     "bodies.too-large",
     "a body of one byte too many will do",
-    patched(control_routes, "BODY_LIMIT", 2**23 + 1),
+    patched(request_body, "BODY_LIMIT", 2**23 + 1),
     "order.size-before-json",
 )
 broken(
@@ -289,10 +287,8 @@ broken(
         lambda reply: reply.become_problem(400),
     ),
 )
-broken("order.json-before-schema", "the first fault decides", patched(control_routes, "_check_json", lambda _: None))
-broken(
-    "order.schema-before-ids", "ids come before the schema", patched(control_routes, "_batch_of", batch_with_ids_first)
-)
+broken("order.json-before-schema", "the first fault decides", patched(request_body, "_check_json", lambda _: None))
+broken("order.schema-before-ids", "ids come before the schema", patched(request_body, "_decode", batch_with_ids_first))
 broken(
     "order.size-before-json",
     "what is too large and not JSON is not JSON",

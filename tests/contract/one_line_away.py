@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 import pytest
 import rollout_control_spec
-from rollout_control_server import MemoryLedger, control_routes, create_app
+from rollout_control_server import MemoryLedger, control_application, create_app
 from rollout_control_server.auth import BearerToken
 from rollout_control_server.errors import ProblemKind, RequestRefusedError
 from rollout_control_server.ledger.base import join_manifest
@@ -167,7 +167,7 @@ def token_check(accepts: Callable[[bytes], bool]) -> Line:
 
 
 def batches(struct: Any) -> Line:
-    return patched(control_routes, "_BATCH_DECODER", msgspec.json.Decoder(struct))
+    return patched(control_application, "_BATCH_DECODER", msgspec.json.Decoder(struct))
 
 
 def batch_struct(*, least: int = 1, most: int | None = 4096, closed: bool = True) -> Any:
