@@ -9,7 +9,7 @@ from rollout_control_spec import CONTROL_ROUTE_PREFIX, openapi_yaml
 from rollout_control_server.asgi import ASGIApp, Receive, Scope, Send
 from rollout_control_server.control_application import ControlApplication
 from rollout_control_server.errors import ProblemKind, RequestRefusedError
-from rollout_control_server.ledger import CaptureLedger
+from rollout_control_server.ledger.base import CaptureLedger
 from rollout_control_server.manifests import DEFAULT_ANSWER_LIMIT
 from rollout_control_server.operations import Operations, RefuseRemoval
 from rollout_control_server.problems import problem_answer, problem_for, unexpected_problem

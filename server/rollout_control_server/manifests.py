@@ -5,6 +5,7 @@ from typing import Any, Final
 import msgspec
 
 from rollout_control_server.ledger.base import CaptureLedger, ManifestsRead
+from rollout_control_server.ledger.bulk_answer import BulkAnswer
 from rollout_control_server.problems import is_retired
 from rollout_control_server.records import RolloutManifest
 
@@ -45,22 +46,19 @@ async def read_manifests(ledger: Any, rollout_ids: list[str], max_bytes: int) ->
     """
     if isinstance(ledger, CaptureLedger):
         return await ledger.manifests(rollout_ids, max_bytes)
-    read = ManifestsRead([], [], [])
-    size = 0
-    for index, rollout_id in enumerate(rollout_ids):
+    answer = BulkAnswer(rollout_ids, max_bytes)
+    for rollout_id in rollout_ids:
         try:
             manifest = await read_manifest(ledger, rollout_id)
         except Exception as error:
             if not is_retired(error):
                 raise
-            read.retired.append(rollout_id)
+            answer.add_retired(rollout_id)
             continue
-        size += len(manifest)
-        if size > max_bytes and index > 0:
-            read.remaining.extend(rollout_ids[index:])
+        if not answer.has_room_for(len(manifest)):
             break
-        read.manifests.append(manifest)
-    return read
+        answer.add_manifest(manifest)
+    return answer.read()
 
 
 def join_manifests(read: ManifestsRead) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import uvicorn
 
 from rollout_control_server.asgi import ASGIApp
-from rollout_control_server.ledger import CaptureLedger
+from rollout_control_server.ledger.base import CaptureLedger
 
 __all__ = ["run_server"]
 

@@ -10,6 +10,7 @@ from rollout_control_spec import RolloutRetiredError
 
 from rollout_control_server.errors import LedgerClosedError, LedgerConflictError
 from rollout_control_server.ledger.base import CaptureLedger, join_manifest
+from rollout_control_server.ledger.bulk_answer import BulkAnswer
 from rollout_control_server.ledger.checked_rows import CheckedCommit, CheckedFailure
 from rollout_control_server.ledger.results import (
     FenceCount,
@@ -117,21 +118,18 @@ class MemoryLedger(CaptureLedger):
             return self._joined(rollout_id)
 
     async def _manifests(self, rollout_ids: list[str], max_bytes: int) -> ManifestsRead:
-        read = ManifestsRead([], [], [])
-        size = 0
+        answer = BulkAnswer(rollout_ids, max_bytes)
         with self._lock:
-            for index, rollout_id in enumerate(rollout_ids):
+            for rollout_id in rollout_ids:
                 try:
                     manifest = self._joined(rollout_id)
                 except RolloutRetiredError:
-                    read.retired.append(rollout_id)
+                    answer.add_retired(rollout_id)
                     continue
-                size += len(manifest)
-                if size > max_bytes and index > 0:
-                    read.remaining.extend(rollout_ids[index:])
+                if not answer.has_room_for(len(manifest)):
                     break
-                read.manifests.append(manifest)
-        return read
+                answer.add_manifest(manifest)
+        return answer.read()
 
     async def _has_rows(self, rollout_id: str) -> bool:
         with self._lock:
