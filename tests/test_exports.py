@@ -13,6 +13,7 @@ EXPORTS = {
         "BODY_LIMIT",
         "CONTROL_ROUTE_PREFIX",
         "MANIFEST_SCHEMA_VERSION",
+        "MAX_INT",
         "MAX_LEDGER_BATCH",
         "MAX_ROLLOUT_ID_LENGTH",
         "RolloutControlError",

@@ -20,7 +20,7 @@ __all__ = ["check"]
 
 
 class _CheckCommand(click.Command):
-    """Prints a JSON object where JSON is asked for and there is no report: standard output can always be parsed."""
+    """Prints a JSON object also where there is no report, so that standard output can be parsed whatever happens."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -43,8 +43,8 @@ def _errors_as_json(*, asked_for: bool) -> Iterator[None]:
         raise
 
 
-def _print_error_as_json(why_no_report: str) -> None:
-    click.echo(json.dumps({"complete": False, "error": why_no_report}, indent=2))
+def _print_error_as_json(reason: str) -> None:
+    click.echo(json.dumps({"complete": False, "error": reason}, indent=2))
 
 
 @click.command(cls=_CheckCommand)
@@ -52,17 +52,17 @@ def _print_error_as_json(why_no_report: str) -> None:
 @click.option(
     "--record-command",
     metavar="CMD",
-    help="Run to record rows in the server's ledger; reads {rollout_id, rows} as JSON from its standard input.",
+    help="The command that records rows in the server's ledger; it reads {rollout_id, rows} as JSON from its input.",
 )
-@click.option("--recorded-id", metavar="ID", help="A rollout that has rows; it is only read.")
+@click.option("--recorded-id", metavar="ID", help="A rollout that has rows. The check only reads it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
-@click.option("--seed", type=int, help="Fuzz with other cases; the default is the same ones each time.")
+@click.option("--seed", type=int, help="Fuzz with other cases. Without it, the cases are the same each time.")
 @click.option(
     "--max-examples",
     default=40,
     show_default=True,
     type=click.IntRange(0),
-    help="Fuzzed cases for each operation and phase; 0 leaves the fuzzing out.",
+    help="Fuzzed cases for each operation and phase. 0 leaves the fuzzing out.",
 )
 @click.option(
     "--timeout", "timeout_s", default=10.0, show_default=True, type=click.FloatRange(0.1), help="Seconds for an answer."
@@ -89,13 +89,13 @@ def check(
     """Check a running server, of any make, against the contract.
 
     BASE_URL is where the server is, without the control plane's own path. The bearer token is read from the environment
-    variable ROLLOUT_CONTROL_AUTH_TOKEN. Everything that is removed or recorded has an id of the check's own, and is
-    deleted in the end, also when SIGINT or SIGTERM ends the check.
+    variable ROLLOUT_CONTROL_AUTH_TOKEN. The check removes and records rollouts under ids of its own only, and deletes
+    them in the end, also when SIGINT or SIGTERM ends it.
 
-    Exits with 0 if the server does what the contract requires, as far as it was checked; with 1 if it falls short, a
-    wrong, torn or hanging answer included, or the check could not be finished; with 2 if no HTTP answer came at all or
-    the record command failed at once, and for bad options; with 130 if SIGINT or SIGTERM ended it. With 2 and 130,
-    --json prints an object whose "error" says why.
+    Exits with 0 if no requirement is broken, though some may not have been checked; with 1 if one is broken, or the
+    check could not be finished; with 2 if no HTTP answer came at all, the first run of the record command failed, or
+    an option is bad; with 130 if SIGINT or SIGTERM ended it. With 2 and 130, --json prints an object whose "error" says
+    why.
     """
     try:
         with first_signal_raises():
@@ -109,10 +109,10 @@ def check(
                 time_limit_s=time_limit_s,
             )
     except InterruptionError as interruption:
-        said = _with_notes("the check was interrupted", interruption)
-        click.echo(said, err=True)
+        message = _with_notes("the check was interrupted", interruption)
+        click.echo(message, err=True)
         if as_json:
-            _print_error_as_json(said)
+            _print_error_as_json(message)
         sys.exit(INTERRUPTED)
     from rich.console import Console
     from rollout_control_check.report import as_json as report_as_json
@@ -160,6 +160,6 @@ def _report_on(
         raise click.UsageError(_with_notes(str(error), error)) from error
 
 
-def _with_notes(said: str, error: BaseException) -> str:
-    """Returns what is said of an error, and after it, in the same line, what could not be cleaned up."""
-    return "; ".join([said, *(" ".join(note.split()) for note in getattr(error, "__notes__", ()))])
+def _with_notes(message: str, error: BaseException) -> str:
+    """Returns the message with the error's notes, which say what could not be cleaned up, in one line."""
+    return "; ".join([message, *(" ".join(note.split()) for note in getattr(error, "__notes__", ()))])

@@ -1,4 +1,4 @@
-"""Telling which extra a command needs, where its libraries are not installed."""
+"""Names the extra that a command needs, where its libraries are not installed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

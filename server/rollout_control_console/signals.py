@@ -11,18 +11,22 @@ __all__ = ["ENDING_SIGNALS", "INTERRUPTED", "InterruptionError", "first_signal_r
 ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 INTERRUPTED: Final = 130
-"""The exit status that shells give for SIGINT."""
+"""The exit status of an interrupted command, which shells give for SIGINT."""
 
 
 class InterruptionError(BaseException):
-    """A signal came. No KeyboardInterrupt, at which `subprocess` and click do things of their own."""
+    """A signal came. It is no KeyboardInterrupt, because `subprocess` and click handle that one by themselves."""
 
 
 @contextmanager
 def first_signal_raises() -> Iterator[None]:
-    """Has the first SIGINT or SIGTERM raise InterruptionError; further ones don't disturb the cleaning up.
+    """Has the first SIGINT or SIGTERM in the block raise InterruptionError. Later ones are ignored.
 
-    Nor do they disturb the process as it ends then. If none came, one that comes after this ends the process at once.
+    They are also ignored after the block, so that the process can end with its own exit status. If no signal came in
+    the block, one that comes after it ends the process at once, as usual.
+
+    Raises:
+        InterruptionError: In the block, with the signal's name.
     """
     came = False
 
@@ -37,6 +41,6 @@ def first_signal_raises() -> Iterator[None]:
     try:
         yield
     finally:
-        # A handler is taken away early in the interpreter's end, and a signal would then be the exit status.
+        # The interpreter removes handlers of Python's early in its end. A signal after that would be the exit status.
         for number in ENDING_SIGNALS:
             signal.signal(number, signal.SIG_IGN if came else signal.SIG_DFL)

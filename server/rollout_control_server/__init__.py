@@ -1,4 +1,4 @@
-"""A server for the rollout-control protocol, over pluggable capture ledgers."""
+"""A server for the rollout-control protocol, and the capture ledgers that it serves."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

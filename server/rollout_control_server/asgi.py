@@ -13,7 +13,7 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Answer:
     """A whole HTTP answer.
 

@@ -1,4 +1,4 @@
-"""The bearer check: the first thing that any request below the control plane's prefix meets."""
+"""The check of the bearer token, which is the first decision on any request to the control plane."""
 
 import hmac
 from collections.abc import Iterable
@@ -11,24 +11,24 @@ __all__ = ["BearerToken"]
 
 
 class BearerToken:
-    """The secret that trainer and server share. Its text never shows in a repr or an error."""
+    """The secret that trainer and server share. No repr and no error shows it."""
 
     def __init__(self, auth_token: str) -> None:
         """Takes the secret.
 
         Raises:
-            TypeError: It is no string.
-            ValueError: It is empty, or no header can carry it (RFC 9110, section 5.5), so that no request could match.
+            TypeError: It is not a string.
+            ValueError: No header can carry it; see `validate_auth_token`.
         """
         self._token = validate_auth_token(auth_token).encode()
 
     def check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Returns if exactly one Authorization header carries the token, compared in constant time.
+        """Refuses a request unless it has exactly one Authorization header, and that has the token.
 
-        The scheme is compared without regard to case (RFC 9110, section 11.1).
+        The scheme is compared without regard to case (RFC 9110, section 11.1), the token in constant time.
 
         Raises:
-            RequestRefusedError: 401, for a request that does not carry it, whatever it carries instead.
+            RequestRefusedError: 401.
         """
         values = [value for name, value in headers if name == b"authorization"]
         if len(values) == 1:

@@ -1,15 +1,15 @@
-"""What can go wrong on the server's side, and how a caller over HTTP is told.
+"""The errors of the server's side, and the kinds of problem document that answer them over HTTP.
 
-One tree, below the root that both sides share:
+One tree, below the base class that both sides share:
 
     RolloutControlError (RuntimeError)
     ├── LedgerError                     a ledger could not do what it was asked
     │   ├── LedgerConflictError         (and ValueError) the call id holds something else already
     │   ├── LedgerUnavailableError      the storage cannot answer now; the same call may work later
     │   │   └── LedgerClosedError       this handle is closed
-    │   ├── LedgerCorruptError          the storage answered with something that cannot be true
-    │   └── LedgerRefusedError          this storage is not, or cannot be, a ledger of ours
-    └── RequestRefusedError             a request that the control plane does not carry out
+    │   ├── LedgerCorruptError          the storage holds what no ledger of ours writes
+    │   └── LedgerRefusedError          the storage is not, or cannot be, a ledger of ours
+    └── RequestRefusedError             a request that the control plane answers with a problem document
 
     RolloutRetiredError (LookupError)   the rollout is retired; shared with the client, from the spec package
 
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class LedgerError(RolloutControlError):
-    """A ledger could not do what it was asked. What it had acknowledged before is untouched."""
+    """A ledger could not do what it was asked. What it acknowledged before is unchanged."""
 
 
 class LedgerConflictError(LedgerError, ValueError):
@@ -47,7 +47,7 @@ class LedgerConflictError(LedgerError, ValueError):
 
 
 class LedgerUnavailableError(LedgerError):
-    """The ledger's storage cannot answer now: locked, full, read-only, gone, down. Nothing is half done.
+    """The ledger's storage cannot answer now: it is locked, full, read-only, gone or down. Nothing is half done.
 
     Attributes:
         retry_after_s: Whole seconds after which another attempt is reasonable.
@@ -63,11 +63,11 @@ class LedgerClosedError(LedgerUnavailableError):
 
 
 class LedgerCorruptError(LedgerError):
-    """The storage answered with something that no ledger of ours writes. A retry won't mend it."""
+    """The storage holds what no ledger of ours writes. Another attempt meets the same."""
 
 
 class LedgerRefusedError(LedgerError):
-    """The storage is no ledger of ours, is newer than this program, or cannot be one. The message says what to do."""
+    """The storage is no ledger of ours, cannot be one, or is newer than this program. The message says what to do."""
 
 
 class ProblemKind(Enum):
@@ -111,7 +111,7 @@ class RequestRefusedError(RolloutControlError):
 
     Attributes:
         kind: Which kind of problem it is.
-        detail: What went wrong, and what to do about it; shown to the caller, so without internals and tokens.
+        detail: What went wrong, and what to do about it. The caller reads it, so it has no internals and no token.
         headers: Further headers of the answer.
     """
 

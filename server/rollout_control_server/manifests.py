@@ -12,7 +12,7 @@ from rollout_control_server.records import RolloutManifest
 __all__ = ["DEFAULT_ANSWER_LIMIT", "join_manifests", "read_manifest", "read_manifests"]
 
 DEFAULT_ANSWER_LIMIT: Final = 4 * 2**20
-"""Bytes of manifests in one bulk answer: some hundreds of usual rollouts, and little beside what a server needs."""
+"""Bytes of manifests in one bulk answer: some hundreds of usual rollouts, in little of a server's memory."""
 
 _MANIFEST_DECODER: Final = msgspec.json.Decoder(RolloutManifest)
 
@@ -20,11 +20,11 @@ _MANIFEST_DECODER: Final = msgspec.json.Decoder(RolloutManifest)
 async def read_manifest(ledger: Any, rollout_id: str) -> bytes:
     """Returns a rollout's manifest as JSON.
 
-    A ledger of ours has checked every row when it was recorded. What another's ledger gives, plain objects or JSON, is
-    held against the contract here.
+    A ledger of ours checked every row when it was recorded. A ledger of another make gives plain objects or JSON, which
+    are checked here.
 
     Raises:
-        ValueError: Another's ledger gives what is no manifest of this rollout.
+        ValueError: A ledger of another make gave what is not a manifest of this rollout.
         Exception: Whatever the ledger raises.
     """
     manifest = await ledger.manifest(rollout_id)
@@ -37,12 +37,12 @@ async def read_manifest(ledger: Any, rollout_id: str) -> bytes:
 
 
 async def read_manifests(ledger: Any, rollout_ids: list[str], max_bytes: int) -> ManifestsRead:
-    """Reads the manifests of rollouts until they come to a size, and deals with at least one.
+    """Reads the manifests of rollouts, one at least, until they come to `max_bytes` of JSON.
 
-    A ledger of ours reads them as of one moment; one of another make is asked id by id.
+    A ledger of ours reads them as of one moment. A ledger of another make is asked for one after the other.
 
     Raises:
-        Exception: Whatever the ledger raises, but for the errors that say that a rollout is retired.
+        Exception: Whatever the ledger raises, other than that a rollout is retired.
     """
     if isinstance(ledger, CaptureLedger):
         return await ledger.manifests(rollout_ids, max_bytes)
@@ -62,7 +62,7 @@ async def read_manifests(ledger: Any, rollout_ids: list[str], max_bytes: int) ->
 
 
 def join_manifests(read: ManifestsRead) -> bytes:
-    """Returns the JSON of the spec's RolloutManifests."""
+    """Returns the manifests as the JSON of the spec's RolloutManifests."""
     return b'{"manifests":[%s],"retired":%s,"remaining":%s}' % (
         b",".join(read.manifests),
         msgspec.json.encode(read.retired),

@@ -4,10 +4,10 @@
 """
 
 import sys
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from rollout_control_spec import MAX_LEDGER_BATCH
+from rollout_control_spec import MAX_INT, MAX_LEDGER_BATCH
 
 __all__ = [
     "CallFailure",
@@ -20,8 +20,6 @@ __all__ = [
     "RolloutRemoval",
 ]
 
-MAX_INT: Final = 2**63 - 1
-
 Identifier = Annotated[str, msgspec.Meta(min_length=1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 PositiveCount = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT)]
@@ -30,18 +28,18 @@ Sha256Hex = Annotated[str, msgspec.Meta(min_length=64, max_length=64, pattern=r"
 
 
 class LedgerBatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of the routes that take many rollouts.
+    """The body of the operations on many rollouts.
 
     Attributes:
-        rollout_ids: 1 to 4096 rollout ids. The struct checks that they are strings; whether each is a rollout id is
-            decided later, with another status (spec, "The order of decisions").
+        rollout_ids: 1 to 4096 rollout ids. Decoding checks that they are strings. Whether each id is valid is decided
+            later, and answered with another status (spec, "The order of decisions").
     """
 
     rollout_ids: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_LEDGER_BATCH)]
 
 
 class RolloutRemoval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a retire or a delete found; each id of the batch is in one of the lists, in the batch's order.
+    """What a retire or a delete found. Each id of the batch is in one of the lists, in the batch's order.
 
     Attributes:
         removed: Ids that were not fenced and had at least one row, failure rows included.
@@ -55,14 +53,14 @@ class RolloutRemoval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One model call whose tokens are staged: a row of the manifest's `records`.
 
-    A record is the one object of the protocol that may have further fields, which a newer model server gives it (spec,
-    schema CallRecord). Decoding a record ignores them; whoever records a call hands them over in
-    `CaptureCommit.further_fields`.
-
     Lengths are in tokens, `admitted_at` in seconds of Unix time. `capture_key`, which newer model servers send, is the
-    id of the attempt under which the tokens were staged; where it is not set, the record has no such field. The
-    constructor checks how the fields fit together;
-    types, bounds and patterns are checked where a record is decoded, or recorded in a ledger.
+    id of the attempt under which the tokens were staged. Where it is not set, the record has no such field.
+
+    The constructor checks how the fields fit together. Types, bounds and patterns are checked when a record is decoded,
+    or recorded in a ledger.
+
+    A newer model server may give a record further fields (spec, schema CallRecord); no other object of the protocol has
+    any. Decoding a record ignores them. Whoever records a call passes them in `CaptureCommit.further_fields`.
 
     Raises:
         ValueError: The lengths do not add up, a root or a child has what only the other may have, or `admitted_at` is
@@ -104,7 +102,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model call whose token capture did not complete: a row of the manifest's `failures`."""
+    """A model call whose token capture failed: a row of the manifest's `failures`."""
 
     schema_version: Literal[2] = 2
     model_call_id: Identifier
@@ -112,7 +110,7 @@ class CallFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RolloutManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rollout's ledger: its committed calls in commit order, and its failed ones."""
+    """A rollout's calls: the committed ones in commit order, and the failed ones."""
 
     schema_version: Literal[2] = 2
     rollout_id: str
@@ -121,12 +119,12 @@ class RolloutManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class RolloutManifests(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The manifests of a batch that one answer has room for; each id of the batch is in one of the lists, in its order.
+    """The manifests of a batch, as many as one answer has room for. Each id is in one place, in the batch's order.
 
     Attributes:
-        manifests: Those of the rollouts that are not retired.
+        manifests: The manifests of rollouts that are not retired.
         retired: Ids of retired rollouts.
-        remaining: Ids that were not dealt with, because the answer had reached its size limit.
+        remaining: Ids that the answer had no room for. Ask for them again.
     """
 
     manifests: list[RolloutManifest]
@@ -135,12 +133,12 @@ class RolloutManifests(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ParentLookup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a later request finds this call as its parent; never part of a manifest.
+    """How a later request finds this call as its parent. A manifest never has it.
 
     Attributes:
-        fingerprint: Fingerprint of the model-authored items of request and response together.
+        fingerprint: The fingerprint of what the model wrote in request and response together.
         context_len: How many items the request had.
-        context_digest: Digest of those items.
+        context_digest: The digest of those items.
     """
 
     fingerprint: Identifier

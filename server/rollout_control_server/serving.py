@@ -1,4 +1,4 @@
-"""Running an application on a socket of this process."""
+"""Serves an application with uvicorn, on a socket of this process."""
 
 import asyncio
 import contextlib
@@ -18,12 +18,12 @@ __all__ = ["run_server"]
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
-LAST_REQUESTS_S: Final = 10
-"""Seconds that running requests have to end once a signal has come; a client that stalls must not hold the server."""
+SHUTDOWN_S: Final = 10
+"""Seconds that running requests have to end after a signal, so that a stalled client cannot keep the server running."""
 
 
 class _AnnouncingServer(uvicorn.Server):
-    """Says when connections are accepted, which is later than the socket is bound."""
+    """Announces when it accepts connections, which is later than when the socket is bound."""
 
     def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
         super().__init__(config)
@@ -44,21 +44,21 @@ def run_server(
     ledger: CaptureLedger | None = None,
     until: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Serves an application until SIGINT or SIGTERM, then finishes what it has begun, within ten seconds.
+    """Serves an application until SIGINT or SIGTERM. Requests that are running then have ten seconds to end.
 
     Args:
         app: The application; its lifespan is run.
         host: The name or address to listen on.
         port: The port; 0 takes a free one.
-        on_listening: Called once with the base URL when connections are accepted.
-        ledger: The application's ledger, which is asked first whether it can take a write.
-        until: Serves until this returns, besides the signals.
+        on_listening: Called once, with the base URL, when connections are accepted.
+        ledger: The application's ledger. Nothing is served unless it can take a write.
+        until: Ends the serving as a signal does, when it returns.
 
     Raises:
         LedgerError: The ledger cannot take a write.
         OSError: The address cannot be listened on.
     """
-    _keep_memory()
+    _keep_freed_memory()
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     with socket.create_server(address[:2], family=family) as listener:
         bound_host, bound_port = listener.getsockname()[:2]
@@ -69,13 +69,13 @@ def run_server(
             access_log=False,
             server_header=False,
             lifespan="on",
-            timeout_graceful_shutdown=LAST_REQUESTS_S,
+            timeout_graceful_shutdown=SHUTDOWN_S,
         )
         server = _AnnouncingServer(config, lambda: on_listening(f"http://{shown_host}:{bound_port}"))
 
         async def serve() -> None:
             if ledger is not None:
-                # In the loop that serves: a ledger may belong to the one that first used it.
+                # In the loop that serves: a ledger belongs to the loop that first uses it.
                 await ledger.check_ready()
             stopper: asyncio.Task[Any] | None = None
             if until is not None:
@@ -84,19 +84,19 @@ def run_server(
             if stopper is not None:
                 stopper.cancel()
 
-        # uvicorn raises the signal that ended it once more, after everything is closed.
+        # uvicorn raises the signal that ended it once more, after it has closed everything.
         with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(serve())
 
 
-def _keep_memory() -> None:
-    """Lets glibc keep 64 MiB that a long answer has used, for the next one (mallopt(3)).
+def _keep_freed_memory() -> None:
+    """Has glibc keep up to 64 MiB that a long answer has freed, for the next one (mallopt(3)).
 
-    By default it gives most of it back after each answer, and the next one takes it page by page: a megabyte's manifest
-    takes more than twice as long then.
+    By default glibc returns most of it after each answer, and the kernel hands it out again page by page: sending a
+    manifest of a megabyte then takes more than twice as long.
     """
     if sys.platform == "linux":
-        # Not there in other C libraries, which do otherwise.
+        # Other C libraries have no mallopt.
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
             mallopt(_M_TRIM_THRESHOLD, 64 * 2**20)

@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from rollout_control_spec import MAX_INT
 from rollout_control_spec.samples import sample_call, sample_calls
 
 from rollout_control_check.examination import (
@@ -14,7 +15,6 @@ from rollout_control_check.examination import (
 from rollout_control_check.recorder import Row, failure_row
 from rollout_control_check.wire import Exchange
 
-MAX_INT: Final = 2**63 - 1
 ODD_TEXT: Final = 'é\u0000\u0001 \u2028"\\</ \U0001f3b2 \u0430\u0301'
 CALLS: Final = 12
 

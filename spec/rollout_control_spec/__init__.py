@@ -1,7 +1,7 @@
-"""The rollout-control protocol: the OpenAPI document, and what servers and clients must agree on beyond it.
+"""The rollout-control protocol: the OpenAPI document, and in Python what servers and clients must agree on.
 
-This package needs the standard library only. The server and the client both import it, and neither imports the
-other.
+It needs the standard library only. The server, the client and the contract check import it, and none of them imports
+another.
 """
 
 import re
@@ -14,6 +14,7 @@ __all__ = [
     "BODY_LIMIT",
     "CONTROL_ROUTE_PREFIX",
     "MANIFEST_SCHEMA_VERSION",
+    "MAX_INT",
     "MAX_LEDGER_BATCH",
     "MAX_ROLLOUT_ID_LENGTH",
     "RolloutControlError",
@@ -25,13 +26,16 @@ __all__ = [
 ]
 
 CONTROL_ROUTE_PREFIX: Final = "/training-token-capture/control"
-"""The path that every operation begins with."""
+"""What the path of every operation begins with."""
 
 MAX_LEDGER_BATCH: Final = 4096
 """How many rollout ids one request may carry."""
 
 MANIFEST_SCHEMA_VERSION: Final = 2
-"""The only `schema_version` of a manifest that there is."""
+"""The `schema_version` of a manifest; the protocol has no other."""
+
+MAX_INT: Final = 2**63 - 1
+"""The largest integer of a record. Servers and clients keep all of them exactly, up to this one."""
 
 MAX_ROLLOUT_ID_LENGTH: Final = 255
 """Characters of the longest rollout id."""
@@ -47,13 +51,13 @@ _DOT_SEGMENTS: Final = frozenset({".", ".."})
 
 
 class RolloutControlError(RuntimeError):
-    """The root of everything that this project raises, on either side, for a reason other than a bad argument."""
+    """The base class of all errors of this project, on either side, but for bad arguments and RolloutRetiredError."""
 
 
 class RolloutRetiredError(LookupError):
-    """The rollout is retired: its manifest is gone, which is not the same as empty.
+    """The rollout is retired: its calls were removed. An empty manifest would mean that it made none.
 
-    A LookupError and no RolloutControlError, as in Gym, so that code written for Gym's class goes on working.
+    It is a LookupError and no RolloutControlError, as in NeMo Gym, so that code written for Gym's class works with it.
 
     Attributes:
         rollout_id: The retired rollout.
@@ -68,7 +72,7 @@ class RolloutRetiredError(LookupError):
 
 
 def openapi_yaml() -> bytes:
-    """Returns the OpenAPI document, byte for byte as it was written."""
+    """Returns the bytes of the OpenAPI document's file."""
     return files(__name__).joinpath("openapi.yaml").read_bytes()
 
 
@@ -91,14 +95,14 @@ def validate_auth_token(auth_token: str) -> str:
 
 
 def validate_rollout_id(rollout_id: str) -> str:
-    """Returns the rollout id if it is one.
+    """Returns the rollout id if it is valid.
 
-    One to 255 ASCII letters, digits, `.`, `_` and `-`, and neither `.` nor `..`: those are dot segments, which URL
-    normalisation removes from a path (RFC 3986, section 5.2.4), so such a rollout could never be read back.
+    A rollout id has 1 to 255 ASCII letters, digits, `.`, `_` and `-`. It is neither `.` nor `..`: URL normalisation
+    removes these from a path (RFC 3986, section 5.2.4), so such a rollout's manifest could not be asked for.
 
     Raises:
         TypeError: It is not a string.
-        ValueError: It is not a rollout id.
+        ValueError: It is not valid.
     """
     if not isinstance(rollout_id, str):
         raise TypeError(f"a rollout id is a string, not {type(rollout_id).__name__}")
@@ -114,11 +118,11 @@ def validate_rollout_id(rollout_id: str) -> str:
 def unique_rollout_ids(rollout_ids: Sequence[str]) -> list[str]:
     """Returns the ids of a batch, each once, in the order of their first appearance.
 
-    The whole batch is checked, so a caller that changes something afterwards changes nothing for a bad batch.
+    All of them are checked before this returns, so that a caller changes nothing for a batch with an invalid id.
 
     Raises:
-        TypeError: It is a bare string, which would be a sequence of one-character ids, or no iterable of strings.
-        ValueError: One of them is not a rollout id.
+        TypeError: It is a single string, which would be a sequence of one-character ids, or no iterable of strings.
+        ValueError: An id is not valid.
     """
     if isinstance(rollout_ids, str | bytes):
         raise TypeError(f"rollout_ids is a sequence of ids; wrap a single one in a list: [{rollout_ids!r:.80}]")
@@ -132,7 +136,7 @@ def unique_rollout_ids(rollout_ids: Sequence[str]) -> list[str]:
 
 
 def _are_rollout_ids(ids: list[str]) -> bool:
-    """Tells whether all of them are what `validate_rollout_id` returns, in half of its time."""
+    """Returns whether all ids are valid. It takes half the time of calling `validate_rollout_id` for each."""
     try:
         return all(map(_ROLLOUT_ID.fullmatch, ids)) and _DOT_SEGMENTS.isdisjoint(ids)
     except TypeError:

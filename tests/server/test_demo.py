@@ -23,7 +23,14 @@ def test_it_shows_the_whole_life_of_rollouts() -> None:
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    for word in ("40 are row for row what was recorded", "40 removed", "40 are 410", "1 discarded", "40 absent", "401"):
+    for word in (
+        "40 are row for row what was recorded",
+        "40 removed",
+        "40 are answered with 410",
+        "1 discarded",
+        "40 absent",
+        "401",
+    ):
         assert word in ended.stdout, word
     assert "NO" not in ended.stdout
     assert "Everything is as promised." in ended.stdout

@@ -1,10 +1,10 @@
 """The demo's model server: a process that writes ledgers and serves the control plane over them.
 
-It is told what to write on its standard input, one JSON object a line, and answers each with a line on its standard
-output; the first line says where it listens. The protocol has no route for writing, in a demo neither.
+It reads commands from its standard input, one JSON object a line, and answers each with a line on its standard output.
+Its first line says where it listens. The protocol has no operation that writes, so the demo needs these:
 
 - `{"record": [FIRST, LAST]}`: record the run's rollouts of these numbers, LAST excluded.
-- `{"late": NUMBER}`: send the rollout's last call once more, as a client's retry does.
+- `{"late": NUMBER}`: record the rollout's last call once more, as a client's retry does.
 """
 
 import asyncio
@@ -22,26 +22,26 @@ from rollout_control_spec import AUTH_TOKEN_VARIABLE
 from rollout_control_console.demo.rollouts import demo_rollout
 
 
-async def write(ledger: CaptureLedger, run: str, command: dict[str, Any]) -> dict[str, int]:
-    """Carries out one command and counts the rows that the ledger kept and discarded."""
-    rows: list[bool] = []
+async def run_command(ledger: CaptureLedger, run: str, command: dict[str, Any]) -> dict[str, int]:
+    """Runs one command, and returns how many rows the ledger kept and discarded."""
+    kept: list[bool] = []
     if "late" in command:
-        rows.append(await ledger.record(demo_rollout(run, command["late"]).commits[-1]))
+        kept.append(await ledger.record(demo_rollout(run, command["late"]).commits[-1]))
     else:
         for number in range(*command["record"]):
             rollout = demo_rollout(run, number)
-            rows += [await ledger.record(commit) for commit in rollout.commits]
-            rows += [
+            kept += [await ledger.record(commit) for commit in rollout.commits]
+            kept += [
                 await ledger.record_failure(rollout.rollout_id, failure.model_call_id, failure.reason)
                 for failure in rollout.failures
             ]
-    return {"kept": rows.count(True), "discarded": rows.count(False)}
+    return {"kept": kept.count(True), "discarded": kept.count(False)}
 
 
-async def write_what_is_told(ledger: CaptureLedger, run: str) -> None:
-    """Carries out the commands of standard input until it ends."""
+async def run_commands_of_standard_input(ledger: CaptureLedger, run: str) -> None:
+    """Runs commands until standard input ends."""
     while line := await asyncio.to_thread(sys.stdin.readline):
-        print(json.dumps(await write(ledger, run, json.loads(line))), flush=True)
+        print(json.dumps(await run_command(ledger, run, json.loads(line))), flush=True)
 
 
 def main(ledger_url: str, run: str) -> None:
@@ -54,7 +54,7 @@ def main(ledger_url: str, run: str) -> None:
             0,
             on_listening=lambda address: print(json.dumps({"address": address}), flush=True),
             ledger=ledger,
-            until=lambda: write_what_is_told(ledger, run),
+            until=lambda: run_commands_of_standard_input(ledger, run),
         )
     except (LedgerError, ValueError, ModuleNotFoundError) as error:
         sys.exit(f"the ledger cannot be opened: {error}")

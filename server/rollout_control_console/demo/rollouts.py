@@ -1,4 +1,4 @@
-"""The demo's made-up rollouts: both processes know from a rollout's number alone what is in it."""
+"""The demo's made-up rollouts. What is in one follows from its number, so both processes know it."""
 
 import random
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class DemoRollout:
 
     @property
     def manifest(self) -> RolloutManifest:
-        """What the trainer should read."""
+        """The manifest that the trainer should read."""
         return RolloutManifest(
             rollout_id=self.rollout_id, records=[commit.record for commit in self.commits], failures=self.failures
         )
@@ -32,8 +32,8 @@ def demo_rollout(run: str, number: int) -> DemoRollout:
     """Returns one rollout of a run: an agent's conversation, sometimes with a retry, sometimes with a failed capture.
 
     Args:
-        run: A name that keeps this run's ids apart from all others.
-        number: Which rollout of the run it is.
+        run: The run's name, which its rollout ids begin with.
+        number: The number of the rollout in its run.
     """
     rollout_id = f"{run}-{number:04d}"
     chance = random.Random(f"{run}/{number}")

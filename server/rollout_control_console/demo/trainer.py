@@ -1,4 +1,4 @@
-"""The demo's trainer: reads, retires and deletes over HTTP, and compares everything with the contract."""
+"""The demo's trainer: reads, retires and deletes over HTTP, and compares each result with the contract."""
 
 import asyncio
 import json
@@ -31,24 +31,24 @@ REQUEST_TIMEOUT_S: Final = 30.0
 
 @dataclass
 class Steps:
-    """What was done, what came of it, and whether that is what the contract says."""
+    """The steps of the demo: what was done, with which result, and whether the contract promises that result."""
 
     rows: list[tuple[str, str, bool]] = field(default_factory=list)
 
-    def note(self, step: str, outcome: str, *, as_promised: bool) -> None:
+    def add(self, step: str, outcome: str, *, as_promised: bool) -> None:
         """Adds one line to the table."""
         self.rows.append((step, outcome, as_promised))
 
     @property
     def as_promised(self) -> bool:
-        """Whether every step went as the contract says."""
+        """Whether every step had the result that the contract promises."""
         return all(as_promised for _, _, as_promised in self.rows)
 
     def table(self) -> Table:
-        """Returns the lines for people."""
+        """Returns the steps as a table to print."""
         table = Table(title="The life of a training step's rollouts", title_justify="left")
         table.add_column("step")
-        table.add_column("what came of it")
+        table.add_column("result")
         table.add_column("as promised", justify="center")
         for step, outcome, as_promised in self.rows:
             table.add_row(step, outcome, "[green]yes[/]" if as_promised else "[bold red]NO[/]")
@@ -56,16 +56,16 @@ class Steps:
 
 
 class ModelServer:
-    """The other process, which writes ledgers when it is told to, and serves them."""
+    """The model server's process, which records rollouts on command and serves their ledgers."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     async def read_line(self) -> dict[str, Any]:
-        """Returns the next thing that the process says.
+        """Returns the next line that the process writes.
 
         Raises:
-            RolloutControlError: It has ended instead; its own words are on standard error.
+            RolloutControlError: The process ended instead; what it said is on standard error.
         """
         line = b"" if self._process.stdout is None else await self._process.stdout.readline()
         if not line:
@@ -73,8 +73,8 @@ class ModelServer:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    async def tell(self, **command: object) -> dict[str, Any]:
-        """Has rows written, and returns how many the ledger `kept` and `discarded`."""
+    async def run(self, **command: object) -> dict[str, Any]:
+        """Has rows recorded, and returns how many the ledger `kept` and `discarded`."""
         if self._process.stdin is not None:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
         return await self.read_line()
@@ -86,11 +86,11 @@ async def running_model_server(ledger_url: str, run: str, auth_token: str) -> As
     arguments = ("-m", model_server.__name__, ledger_url, run)
     environment = {**os.environ, AUTH_TOKEN_VARIABLE: auth_token}
     process = await asyncio.create_subprocess_exec(
-        # Out of this process's group: Ctrl-C is for the trainer, which then ends this one.
         *(sys.executable, *arguments),
         stdin=PIPE,
         stdout=PIPE,
         env=environment,
+        # In a group of its own, Ctrl-C does not reach it: the trainer ends it.
         process_group=0,
     )
     try:
@@ -109,10 +109,10 @@ async def run_demo(ledger_url: str, rollouts: int) -> int:
         rollouts: How many rollouts it records.
 
     Returns:
-        0 if everything went as the contract says, else 1: an exit status.
+        The exit status: 0 if every step had the result that the contract promises, else 1.
 
     Raises:
-        RolloutControlError: A process or a request failed, so that there is nothing to compare.
+        RolloutControlError: A process or a request failed, so there is no result to compare.
     """
     console = Console()
     steps = Steps()
@@ -125,17 +125,17 @@ async def run_demo(ledger_url: str, rollouts: int) -> int:
         console.print(f"A model server's process serves its ledgers ({shown_ledger_url(ledger_url)}) on {address}.")
         async with RolloutControlClient(address, auth_token, REQUEST_TIMEOUT_S) as trainer:
             with Progress(*columns, console=console) as progress:
-                await record(server, expected, steps, progress)
-                await train(trainer, expected, steps, progress)
-            await retire(trainer, server, list(expected), steps)
-            await use_again(trainer, server, expected, steps)
-        await knock(address, next(iter(expected)), steps)
+                await record_all(server, expected, steps, progress)
+                await read_all(trainer, expected, steps, progress)
+            await retire_all(trainer, server, list(expected), steps)
+            await delete_and_reuse(trainer, server, expected, steps)
+        await ask_with_another_token(address, next(iter(expected)), steps)
     console.print(steps.table())
     console.print("Everything is as promised." if steps.as_promised else "[bold red]Something is not as promised.[/]")
     return 0 if steps.as_promised else 1
 
 
-async def record(server: ModelServer, expected: dict[str, DemoRollout], steps: Steps, progress: Progress) -> None:
+async def record_all(server: ModelServer, expected: dict[str, DemoRollout], steps: Steps, progress: Progress) -> None:
     """The model server records all rollouts."""
     calls = sum(len(rollout.commits) for rollout in expected.values())
     failures = sum(len(rollout.failures) for rollout in expected.values())
@@ -143,72 +143,76 @@ async def record(server: ModelServer, expected: dict[str, DemoRollout], steps: S
     task = progress.add_task("model server: record rollouts", total=len(expected))
     for first in range(0, len(expected), ROLLOUTS_A_COMMAND):
         last = min(first + ROLLOUTS_A_COMMAND, len(expected))
-        kept += (await server.tell(record=[first, last]))["kept"]
+        kept += (await server.run(record=[first, last]))["kept"]
         progress.update(task, completed=last)
-    steps.note(
+    steps.add(
         f"The model server records {len(expected)} rollouts",
         f"{kept} rows: {calls} calls, {failures} failed captures",
         as_promised=kept == calls + failures,
     )
 
 
-async def train(
+async def read_all(
     trainer: RolloutControlClient, expected: dict[str, DemoRollout], steps: Steps, progress: Progress
 ) -> None:
-    """The trainer reads all manifests, and would train on the whole ones."""
+    """The trainer reads all manifests. It would train on those without failures."""
     task = progress.add_task("trainer: read manifests", total=len(expected))
     read = await manifests(trainer, expected, progress, task)
     same = sum(read[rollout_id] == as_builtins(rollout.manifest) for rollout_id, rollout in expected.items())
-    holed = sum(bool(rollout.failures) for rollout in expected.values())
-    steps.note(
+    incomplete = sum(bool(rollout.failures) for rollout in expected.values())
+    steps.add(
         "The trainer reads their manifests",
-        f"{same} are row for row what was recorded; {holed} have a failure and are left out of training",
+        f"{same} are row for row what was recorded; {incomplete} have a failure and are left out of training",
         as_promised=same == len(expected),
     )
 
 
-async def retire(trainer: RolloutControlClient, server: ModelServer, ids: list[str], steps: Steps) -> None:
-    """The trainer retires all rollouts in one call, and a late write comes."""
+async def retire_all(trainer: RolloutControlClient, server: ModelServer, ids: list[str], steps: Steps) -> None:
+    """The trainer retires all rollouts in one call. Then the model server gets a late write."""
     removal = await trainer.retire(ids)
-    steps.note(
+    steps.add(
         "It retires them in one call",
         f"{len(removal.removed)} removed, {len(removal.absent)} absent",
         as_promised=removal.removed == ids and not removal.absent,
     )
     gone = sum(outcome is None for outcome in (await manifests(trainer, ids)).values())
-    steps.note("It asks for the manifests again", f"{gone} are 410, gone: not empty", as_promised=gone == len(ids))
-    late = await server.tell(late=0)
+    steps.add(
+        "It asks for the manifests again",
+        f"{gone} are answered with 410 (gone)",
+        as_promised=gone == len(ids),
+    )
+    late = await server.run(late=0)
     still_gone = (await manifests(trainer, ids[:1]))[ids[0]] is None
-    steps.note(
+    steps.add(
         "A late write reaches the model server",
         f"{late['discarded']} discarded by the fence",
         as_promised=late == {"kept": 0, "discarded": 1} and still_gone,
     )
     removal = await trainer.retire(ids)
-    steps.note(
+    steps.add(
         "The trainer retires them once more, as a retry does",
         f"{len(removal.removed)} removed, {len(removal.absent)} absent",
         as_promised=removal.absent == ids and not removal.removed,
     )
 
 
-async def use_again(
+async def delete_and_reuse(
     trainer: RolloutControlClient, server: ModelServer, expected: dict[str, DemoRollout], steps: Steps
 ) -> None:
-    """The trainer deletes ledgers and fences, and an id is used again."""
+    """The trainer deletes all ledgers and fences. Then the model server uses an id again."""
     ids = list(expected)
     removal = await trainer.delete(ids)
     empty = [as_builtins(RolloutManifest(rollout_id=rollout_id, records=[], failures=[])) for rollout_id in ids]
     read = await manifests(trainer, ids)
-    steps.note(
+    steps.add(
         "It deletes them, which lifts the fences",
         f"{len(removal.absent)} absent; {sum(manifest in empty for manifest in read.values())} manifests are empty",
         as_promised=removal.absent == ids and not removal.removed and [read[rollout_id] for rollout_id in ids] == empty,
     )
-    await server.tell(late=0)
+    await server.run(late=0)
     again = (await manifests(trainer, ids[:1]))[ids[0]]
     last_call = as_builtins(expected[ids[0]].manifest)["records"][-1:]
-    steps.note(
+    steps.add(
         "An id is used again",
         "its manifest has the new call, and none of the old ones",
         as_promised=again is not None and again["records"] == last_call,
@@ -216,15 +220,15 @@ async def use_again(
     await trainer.delete(ids)
 
 
-async def knock(address: str, rollout_id: str, steps: Steps) -> None:
-    """Somebody without the token asks for a manifest."""
+async def ask_with_another_token(address: str, rollout_id: str, steps: Steps) -> None:
+    """Somebody who has another token asks for a manifest."""
     async with RolloutControlClient(address, "not-the-token", REQUEST_TIMEOUT_S) as stranger:
         try:
             await stranger.manifest(rollout_id)
             status = 200
         except RolloutControlError as error:
             status = getattr(error, "status", 0)
-    steps.note("A stranger asks, with another token", f"status {status}", as_promised=status == 401)
+    steps.add("A stranger asks, with another token", f"status {status}", as_promised=status == 401)
 
 
 async def manifests(

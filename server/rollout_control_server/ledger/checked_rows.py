@@ -4,11 +4,11 @@ import math
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from rollout_control_spec import validate_rollout_id
+from rollout_control_spec import MAX_INT, validate_rollout_id
 
 from rollout_control_server.errors import LedgerCorruptError
 from rollout_control_server.ledger.staging_chains import CheckedChains
-from rollout_control_server.records import MAX_INT, CallFailure, CallRecord, CaptureCommit, ParentLookup
+from rollout_control_server.records import CallFailure, CallRecord, CaptureCommit, ParentLookup
 
 __all__ = ["CheckedCommit", "CheckedFailure", "check_commit", "check_failure", "decode_commit", "decode_failure"]
 
