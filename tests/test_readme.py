@@ -4,12 +4,13 @@ import asyncio
 import re
 import subprocess
 import sys
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import rollout_control_client
-from rollout_control_server import MemoryLedger, RolloutManifest
+from rollout_control_server import MemoryLedger, RolloutManifest, open_ledger
 from rollout_control_server.ledger.conformance.steps import read_manifest
 from rollout_control_server.samples import sample_conversation
 from served import TOKEN, controlled
@@ -71,10 +72,37 @@ def test_the_calls_are_recorded() -> None:
     assert [each.model_call_id for each in manifest.failures] == ["call-3"]
 
 
-def test_the_errors_are_the_clients() -> None:
-    table = README.read_text().partition("What it raises:")[2].partition("\n\nIf")[0]
-    for name in re.findall(r"`(\w+Error)`", table):
-        assert name in rollout_control_client.__all__
+def rows_of_table(header: str) -> list[list[str]]:
+    """Returns the cells of the README's one table with this header."""
+    (table,) = re.findall(rf"^{re.escape(header)}\n\|[-|]+\n((?:\|.*\n)+)", README.read_text(), flags=re.MULTILINE)
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in str(table).splitlines()]
+
+
+def test_the_table_of_errors_names_each_error_of_the_client() -> None:
+    named = re.findall(r"`(\w+Error)`", " ".join(first for first, _ in rows_of_table("| error | when |")))
+    assert sorted(named) == sorted(name for name in rollout_control_client.__all__ if name.endswith("Error"))
+
+
+def test_each_url_in_the_table_of_ledgers_opens_the_ledger_beside_it(tmp_path: Path) -> None:
+    rows = rows_of_table("| ledger | URL | for |")
+    opened = [open_ledger(url.strip("`").replace("FILE", f"{tmp_path}/x.sqlite")) for _, url, _ in rows]
+    assert [type(ledger).__name__ for ledger in opened] == [name.strip("`") for name, _, _ in rows]
+    assert len(rows) == 3
+    for ledger in opened:
+        asyncio.run(ledger.aclose())
+
+
+def test_the_extras_to_install_are_there() -> None:
+    section = README.read_text().partition("## Install\n")[2].partition("\n## ")[0]
+    named = re.findall(r"'\.\[(\w+)\]'", section)
+    assert set(named) == set(metadata("rollout-control").get_all("Provides-Extra") or ())
+
+
+def test_every_link_leads_to_a_file() -> None:
+    targets = re.findall(r"\]\(([^):#]+)[^)]*\)", README.read_text())
+    assert len(targets) >= 6
+    for target in targets:
+        assert (README.parent / target).is_file(), target
 
 
 def test_the_two_commands_stand_on_the_first_screen() -> None:
