@@ -13,7 +13,7 @@ from nemo_gym.server_utils import GlobalAIOHTTPAsyncClientConfig, set_global_aio
 from nemo_gym.token_id_capture.control_routes import RolloutControlClient as GymClient
 from nemo_gym.token_id_capture.staging.records import RolloutManifest as GymManifest
 from rollout_control_client import RolloutControlClient
-from rollout_control_client._generated.api.control.get_rollout_manifest import parse_response
+from rollout_control_client._generated.api.manifests.get_rollout_manifest import parse_response
 
 from bench import loops
 from bench.http import prepare

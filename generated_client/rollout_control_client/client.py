@@ -20,12 +20,8 @@ from rollout_control_spec import (
 
 from rollout_control_client._exchange import exchange
 from rollout_control_client._generated import AuthenticatedClient
-from rollout_control_client._generated.api.control import (
-    delete_rollouts,
-    get_rollout_manifest,
-    get_rollout_manifests,
-    retire_rollouts,
-)
+from rollout_control_client._generated.api.manifests import get_rollout_manifest, get_rollout_manifests
+from rollout_control_client._generated.api.removal import delete_rollouts, retire_rollouts
 from rollout_control_client._generated.models import LedgerBatchRequest, RolloutManifest, RolloutRemoval
 from rollout_control_client.errors import PartialRemoval, RequestFailedError, RolloutControlError
 from rollout_control_client.manifests import ManifestIterator, ManifestOutcome, ManifestReader, Part

@@ -45,7 +45,7 @@ REMOVALS: Final = ("retire", "delete")
 BATCH_OPERATIONS: Final = (*REMOVALS, "manifests")
 """The operations that take a LedgerBatchRequest, by the last segment of their path."""
 JSON: Final = (("Content-Type", "application/json"),)
-DOCUMENTED_STATUSES: Final = (200, 400, 401, 404, 405, 409, 410, 413, 415, 422, 500, 501, 503)
+DOCUMENTED_STATUSES: Final = (200, 400, 401, 403, 404, 405, 409, 410, 413, 415, 422, 500, 501, 503)
 HANGS_BEFORE_GIVING_UP: Final = 3
 TIME_IS_UP: Final = "the time limit of the whole check is over"
 CLEANUP_BATCH: Final = 1000

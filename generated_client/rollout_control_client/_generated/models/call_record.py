@@ -7,9 +7,14 @@ import msgspec
 from ..models.call_record_mode import CallRecordMode
 
 
-class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
+class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One model call whose tokens are staged. `cum_len` is always `prev_len + delta_len`. A root has no parent, mode
-    `text` and `prev_len` 0; a child has a parent, mode `token_in` and `prev_len` > 0.
+    `text` and `prev_len` 0; a child has a parent, mode `token_in` and `prev_len` > 0. A record may have further
+    fields (see "Extension"). `capture_key` is one. Digests, hashes and fingerprints are opaque to this protocol:
+    a server returns them as they were recorded and compares them with nothing. NeMo Gym's inference worker
+    computes `digest`, `extras_digest`, `chain_hash` and `cumulative_hash` when it stages the call, and its model
+    server computes the fingerprints. A trainer that verifies what was staged uses NeMo Gym's algorithms, of the
+    version that stands in the record.
 
     Attributes:
         schema_version: The version of this layout.
@@ -21,17 +26,26 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
         delta_len: Tokens that this call added.
         cum_len: Tokens up to and with this call, `prev_len + delta_len`.
         weight_version: The version of the policy's weights that generated the call.
-        digest: Digest of the staged tokens.
-        extras_digest: Digest of what was staged beside the tokens.
+        digest: SHA-256 over the call's staged tokens with its place in the chain, by the inference worker. Opaque
+            to this protocol.
+        extras_digest: SHA-256 over what was staged beside the tokens, by the inference worker. Opaque to this
+            protocol.
         staging_key: Where the tokens are staged; by default the rollout's id, a slash and the call's id.
         mode: How the prompt reached the inference worker, as text or as the parent's tokens.
-        chain_hash: Hash over the chain of digests from the root to this call.
-        cumulative_hash: Hash over all tokens from the root to this call.
+        chain_hash: SHA-256 over the parent's `chain_hash` and the tokens that this call added, by the inference
+            worker. Opaque to this protocol.
+        cumulative_hash: SHA-256 over all tokens from the root to this call, by the inference worker. Opaque to
+            this protocol.
         response_id: The id of the response that the agent received.
         admitted_at: When the model server admitted the call, in seconds of Unix time; finite.
-        output_fingerprint: Fingerprint of the call's output, a SHA-256 in hexadecimal.
-        continuation_fingerprint: Fingerprint of the request followed by its output, a SHA-256 in hexadecimal.
+        output_fingerprint: Fingerprint of the call's output, a SHA-256 in hexadecimal, by the model server.
+            Opaque to this protocol.
+        continuation_fingerprint: Fingerprint of the request followed by its output, a SHA-256 in hexadecimal, by
+            the model server. Opaque to this protocol.
         fingerprint_version: The version of the fingerprints' algorithm; 0 when none was recorded.
+        capture_key: The id of the attempt under which the call's tokens were staged, where that is another one
+            than this rollout's. The digest covers that id, so the tokens can be verified only with it. Absent where
+            there is none.
     """
 
     schema_version: Literal[2]
@@ -54,3 +68,4 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     output_fingerprint: Annotated[str, msgspec.Meta(min_length=64, max_length=64)] | None
     continuation_fingerprint: Annotated[str, msgspec.Meta(min_length=64, max_length=64)] | None
     fingerprint_version: Annotated[int, msgspec.Meta(ge=0, le=9223372036854775807)]
+    capture_key: Annotated[str, msgspec.Meta(min_length=1)] | None = msgspec.field(default=None)

@@ -15,8 +15,9 @@ class RolloutManifest(msgspec.Struct, frozen=True, kw_only=True):
         schema_version: The version of this layout. A client refuses any other.
         rollout_id: Names one rollout, on every operation and in the ledger.
         records: The committed calls, in commit order.
-        failures: The calls whose capture failed. A rollout with a failure has a hole, and a trainer should not
-            train on it as if it were whole. One call can have several failures, and a record beside them.
+        failures: The calls whose capture failed, in the order in which the failures were written. A rollout with
+            a failure has a hole, and a trainer should not train on it as if it were whole. One call can have several
+            failures, and a record beside them.
     """
 
     schema_version: Literal[2]

@@ -3,8 +3,8 @@
 """Read a rollout's manifest.
 
 All rows of the rollout's ledger: `records` in commit order, and `failures`. A rollout that never recorded a call
-has an empty manifest, and that is a 200. A retired rollout is 410: gone, not empty, because an empty manifest reads
-as a rollout that made no calls.
+has an empty manifest, and that is a 200. A retired rollout is 410: its rows were removed, and an empty manifest
+would mean that it made no calls. This is the only operation that answers 410.
 
 Rows that were acknowledged before the request began are all in the answer. The operation changes nothing.
 """

@@ -9,6 +9,10 @@ of a retired rollout is gone, and its id is in `retired`. Ids that were left out
 `remaining`, to be asked for again; at least one id is always dealt with, however large its manifest. Each id of the
 request is in exactly one of the three lists, once, in the order of its first appearance.
 
+The manifests of one answer have together no more bytes than the server's size limit, unless the first one alone has
+more. The server chooses the limit; it should be between 64 KiB, so that few requests are enough, and 64 MiB,
+because a client holds a whole answer in memory.
+
 The answer is one consistent reading of the ledger: no two of its manifests are from different moments. A server
 whose ledger can only be read rollout by rollout may read one after the other. The operation changes nothing.
 """
