@@ -45,7 +45,7 @@ def test_the_workflow_runs(tmp_path: Path) -> None:
         port = listener.getsockname()[1]
     scripts = {step["name"]: step["run"].replace("8080", str(port)) for step in job["steps"] if "run" in step}
     assert list(scripts) == ["Install", "Start the server", "Check it"]
-    assert scripts["Install"] == "pip install 'rollout-control[server,check]'"
+    assert scripts["Install"] == "pip install './rollout-control[server,check]'"
     bash = shutil.which("bash")
     assert bash is not None
     programs = tmp_path / "bin"
