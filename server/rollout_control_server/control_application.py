@@ -17,8 +17,9 @@ from rollout_control_server.auth import BearerToken
 from rollout_control_server.errors import ProblemKind, RequestRefusedError
 from rollout_control_server.operations import Operations
 from rollout_control_server.problems import problem_answer, unexpected_problem
-from rollout_control_server.records import LedgerBatchRequest
+from rollout_control_server.records import IdleRemovalRequest, LedgerBatchRequest
 from rollout_control_server.request_body import read_body
+from rollout_control_server.request_query import read_listing_query
 
 __all__ = ["ControlApplication"]
 
@@ -26,6 +27,7 @@ logger = logging.getLogger("rollout_control_server")
 
 _MANIFEST_PATH: Final = re.compile("/rollouts/([^/]+)/manifest")
 _BATCH_DECODER: Final = msgspec.json.Decoder(LedgerBatchRequest)
+_IDLE_DECODER: Final = msgspec.json.Decoder(IdleRemovalRequest)
 
 
 class ControlApplication:
@@ -70,11 +72,19 @@ class ControlApplication:
         if manifest_path := _MANIFEST_PATH.fullmatch(path):
             _require_method(scope, "GET")
             return await self._operations.manifest(manifest_path[1])
-        operation = self._on_batch.get(path)
-        if operation is None:
-            raise _no_such_path()
-        _require_method(scope, "POST")
-        return await operation(await read_body(scope, receive, _BATCH_DECODER))
+        if operation := self._on_batch.get(path):
+            _require_method(scope, "POST")
+            return await operation(await read_body(scope, receive, _BATCH_DECODER))
+        if path == "/rollouts/retire-idle":
+            _require_method(scope, "POST")
+            return await self._operations.retire_idle(await read_body(scope, receive, _IDLE_DECODER))
+        if path == "/rollouts":
+            _require_method(scope, "GET")
+            return await self._operations.rollouts(read_listing_query(scope))
+        if path == "/rollouts/summary":
+            _require_method(scope, "GET")
+            return await self._operations.summary()
+        raise _no_such_path()
 
 
 def _path_below_prefix(scope: Scope) -> str:

@@ -42,7 +42,7 @@ def install_rollout_control_routes(
     Args:
         app: A Litestar, Starlette or FastAPI application.
         lineage_store: The ledger: a CaptureLedger of ours, or an object of another make with a coroutine `manifest`,
-            and perhaps `retire` and `delete`; the operations that it lacks are 501.
+            and perhaps `retire`, `delete`, `rollouts`, `summary` and `retire_idle`; an operation that it lacks is 501.
         auth_token: The secret that a request must carry.
         refuse_removal: Asked before each retire and delete. A reason refuses it for now, with 409, and the caller
             retries later.

@@ -86,6 +86,7 @@ class ProblemKind(Enum):
     BODY_TOO_LARGE = (413, "body-too-large", "Body too large")
     UNSUPPORTED_MEDIA_TYPE = (415, "unsupported-media-type", "Unsupported media type")
     INVALID_BODY = (422, "invalid-body", "Invalid body")
+    INVALID_QUERY = (422, "invalid-query", "Invalid query")
     INTERNAL = (500, "internal", "Internal error")
     NOT_IMPLEMENTED = (501, "not-implemented", "Not implemented")
     UNAVAILABLE = (503, "unavailable", "Ledger unavailable")

@@ -8,9 +8,10 @@ import msgspec
 from rollout_control_spec import unique_rollout_ids, validate_rollout_id
 
 from rollout_control_server.errors import ProblemKind, RequestRefusedError
+from rollout_control_server.listing import read_page, read_summary, retire_idle
 from rollout_control_server.manifests import DEFAULT_ANSWER_LIMIT, join_manifests, read_manifest, read_manifests
 from rollout_control_server.problems import problem_for
-from rollout_control_server.records import LedgerBatchRequest, RolloutRemoval
+from rollout_control_server.records import IdleRemovalRequest, LedgerBatchRequest, ListingQuery, RolloutRemoval
 
 __all__ = ["Operations", "RefuseRemoval"]
 
@@ -67,18 +68,51 @@ class Operations:
         """Removes rows and fences of the rollouts of a batch (spec, deleteRollouts)."""
         return await self._remove("delete", batch)
 
+    async def rollouts(self, query: ListingQuery) -> bytes:
+        """Lists the rollouts that there are (spec, listRollouts)."""
+        if query.after is not None:
+            _validate(validate_rollout_id, query.after)
+        self._require("rollouts")
+        try:
+            return msgspec.json.encode(await read_page(self._ledger, query))
+        except Exception as error:
+            raise problem_for(error, "list rollouts") from error
+
+    async def summary(self) -> bytes:
+        """Counts what the ledger holds (spec, summarizeRollouts)."""
+        self._require("summary")
+        try:
+            return msgspec.json.encode(await read_summary(self._ledger))
+        except Exception as error:
+            raise problem_for(error, "summary") from error
+
+    async def retire_idle(self, batch: IdleRemovalRequest) -> bytes:
+        """Retires those rollouts of a batch that are idle (spec, retireIdleRollouts)."""
+        rollout_ids = _validate(unique_rollout_ids, batch.rollout_ids)
+        self._require("retire_idle")
+        await self._refuse_if_paused()
+        try:
+            return msgspec.json.encode(await retire_idle(self._ledger, rollout_ids, batch.idle_for_s))
+        except Exception as error:
+            raise problem_for(error, f"retire_idle of {len(rollout_ids)} rollouts") from error
+
     async def _remove(self, operation: str, batch: LedgerBatchRequest) -> bytes:
         rollout_ids = _validate(unique_rollout_ids, batch.rollout_ids)
-        removal = getattr(self._ledger, operation, None)
-        if removal is None:
-            raise RequestRefusedError(
-                ProblemKind.NOT_IMPLEMENTED, f"this server's ledger has no operation {operation!r}"
-            )
+        removal = self._require(operation)
         await self._refuse_if_paused()
         try:
             return msgspec.json.encode(_as_removal(await removal(rollout_ids)))
         except Exception as error:
             raise problem_for(error, f"{operation} of {len(rollout_ids)} rollouts") from error
+
+    def _require(self, operation: str) -> Any:
+        """Returns the ledger's method, which a ledger of another make may lack."""
+        method = getattr(self._ledger, operation, None)
+        if method is None:
+            raise RequestRefusedError(
+                ProblemKind.NOT_IMPLEMENTED, f"this server's ledger has no operation {operation!r}"
+            )
+        return method
 
     async def _refuse_if_paused(self) -> None:
         if self._refuse_removal is None:

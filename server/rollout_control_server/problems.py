@@ -37,6 +37,8 @@ def problem_for(error: Exception, attempted: str) -> RequestRefusedError:
             "the ledger's storage cannot answer now, and nothing was half done; try again",
             {"Retry-After": str(retry_after_s)},
         )
+    if isinstance(error, NotImplementedError):
+        return RequestRefusedError(ProblemKind.NOT_IMPLEMENTED, "this server's ledger has no such operation")
     logger.error("the ledger failed: %s", attempted, exc_info=error)
     return RequestRefusedError(ProblemKind.INTERNAL, "the ledger failed, and the server's log says how")
 

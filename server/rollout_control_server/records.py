@@ -7,21 +7,29 @@ import sys
 from typing import Annotated, Any, Literal
 
 import msgspec
-from rollout_control_spec import MAX_INT, MAX_LEDGER_BATCH
+from rollout_control_spec import MAX_INT, MAX_LEDGER_BATCH, MAX_PAGE, MAX_ROLLOUT_ID_LENGTH
 
 __all__ = [
     "CallFailure",
     "CallRecord",
     "CaptureCommit",
+    "IdleRemoval",
+    "IdleRemovalRequest",
     "LedgerBatchRequest",
+    "ListedRollout",
+    "ListingQuery",
     "ParentLookup",
     "RolloutManifest",
     "RolloutManifests",
+    "RolloutPage",
     "RolloutRemoval",
+    "RolloutSummary",
 ]
 
 Identifier = Annotated[str, msgspec.Meta(min_length=1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
+# The largest is about 30,000 years: far beyond any use, and within what every database can compute with.
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=10**12)]
 PositiveCount = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT)]
 # `$` alone lets a trailing newline through; the length does not.
 Sha256Hex = Annotated[str, msgspec.Meta(min_length=64, max_length=64, pattern=r"^[0-9a-f]{64}$")]
@@ -48,6 +56,118 @@ class RolloutRemoval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     removed: list[str]
     absent: list[str]
+
+
+class IdleRemovalRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of the route that retires idle rollouts.
+
+    Attributes:
+        rollout_ids: 1 to 4096 rollout ids, as in `LedgerBatchRequest`.
+        idle_for_s: Seconds that the last row of a rollout must be old at least, by the ledger's clock.
+    """
+
+    rollout_ids: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_LEDGER_BATCH)]
+    idle_for_s: Seconds
+
+
+class IdleRemoval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What retiring idle rollouts found; each id of the batch is in one of the lists, in the batch's order.
+
+    Attributes:
+        removed: Ids whose rollouts were idle, and are retired now.
+        absent: Ids without rows, and ids that were fenced before.
+        active: Ids of rollouts with a more recent row, or a last row whose time is not known.
+    """
+
+    removed: list[str]
+    absent: list[str]
+    active: list[str]
+
+
+class ListingQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The query parameters of the listing (spec, listRollouts); None where one is not given.
+
+    Attributes:
+        state: Only live rollouts, or only retired ones.
+        prefix: What the rollout's id begins with.
+        idle_for_s: Only live rollouts whose last row is at least so many seconds old.
+        changed_since: Only rollouts that changed at this Unix time or later, or at a time that is not known.
+        has_failures: Only live rollouts with a failure row, or without one.
+        limit: How many rollouts the page has at most.
+        after: The id behind which the page begins. The struct checks that it is a string; whether it is a rollout id is
+            decided later, with another status (spec, "The order of decisions").
+    """
+
+    state: Literal["live", "retired"] | None = None
+    prefix: (
+        Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ROLLOUT_ID_LENGTH, pattern=r"^[A-Za-z0-9._-]+$")]
+        | None
+    ) = None
+    idle_for_s: Seconds | None = None
+    changed_since: Seconds | None = None
+    has_failures: bool | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)] = MAX_PAGE
+    after: str | None = None
+
+    def __post_init__(self) -> None:
+        # The `$` of the pattern lets a line feed at the end through.
+        if self.prefix is not None and self.prefix.endswith("\n"):
+            raise ValueError("prefix ends in a line feed, which no rollout id has")
+
+
+class ListedRollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One rollout of a listing. Times are Unix seconds by the ledger's clock; None where they are not known.
+
+    Attributes:
+        rollout_id: The rollout.
+        state: `live`: it has rows and no fence. `retired`: it is fenced.
+        calls: Its records; None for a retired rollout, like failures and the times of its rows.
+        failures: Its failure rows.
+        first_recorded_at: When its first row was recorded.
+        last_recorded_at: When its last row was recorded.
+        retired_at: When it was retired; None for a live rollout.
+    """
+
+    rollout_id: str
+    state: Literal["live", "retired"]
+    calls: Count | None
+    failures: Count | None
+    first_recorded_at: float | None
+    last_recorded_at: float | None
+    retired_at: float | None
+
+
+class RolloutPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a listing, in the order of the ids' ASCII bytes.
+
+    Attributes:
+        rollouts: The rollouts.
+        next: The last id of this page where another page follows; None at the end.
+    """
+
+    rollouts: Annotated[list[ListedRollout], msgspec.Meta(max_length=MAX_PAGE)]
+    next: str | None
+
+
+class RolloutSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a ledger holds, in numbers.
+
+    Attributes:
+        live: Rollouts that have rows and no fence.
+        retired: Rollouts that are fenced.
+        with_failures: Live rollouts that have a failure row.
+        rows: Rows of live rollouts, records and failures.
+        waiting_rows: Rows of removed rollouts whose storage has not been freed yet.
+        oldest_recorded_at: When the first row of the longest live rollout was recorded, in Unix seconds; None where
+            there is none, or where no time is known.
+    """
+
+    live: Count
+    retired: Count
+    with_failures: Count
+    rows: Count
+    waiting_rows: Count
+    oldest_recorded_at: float | None
 
 
 class CallRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from rollout_control_check.requirements import requirements
 from rollout_control_check.wire import TOKEN_IN_SHELL, Credentials, Exchange, Request
 
 VALID_BODY: Final = b'{"rollout_ids":["%s"]}'
-UNKNOWN_PATHS: Final = ("/nothing-here", "/rollouts", "/rollouts/some-rollout/manifest/further")
+UNKNOWN_PATHS: Final = ("/nothing-here", "/rollout", "/rollouts/some-rollout/manifest/further")
 
 
 def _operations(server: Examination, credentials: Credentials | None) -> Iterator[Request]:

@@ -16,6 +16,7 @@ __all__ = [
     "MANIFEST_SCHEMA_VERSION",
     "MAX_INT",
     "MAX_LEDGER_BATCH",
+    "MAX_PAGE",
     "MAX_ROLLOUT_ID_LENGTH",
     "RolloutControlError",
     "RolloutRetiredError",
@@ -30,6 +31,9 @@ CONTROL_ROUTE_PREFIX: Final = "/training-token-capture/control"
 
 MAX_LEDGER_BATCH: Final = 4096
 """How many rollout ids one request may carry."""
+
+MAX_PAGE: Final = 1000
+"""How many rollouts one page of a listing may have."""
 
 MANIFEST_SCHEMA_VERSION: Final = 2
 """The `schema_version` of a manifest; the protocol has no other."""

@@ -12,6 +12,7 @@ from rollout_control_spec import (
     CONTROL_ROUTE_PREFIX,
     MANIFEST_SCHEMA_VERSION,
     MAX_LEDGER_BATCH,
+    MAX_PAGE,
     openapi_yaml,
     validate_rollout_id,
 )
@@ -22,17 +23,29 @@ SCHEMAS: dict[str, Any] = SPEC["components"]["schemas"]
 STRUCTS = {
     "CallFailure": records.CallFailure,
     "CallRecord": records.CallRecord,
+    "IdleRemoval": records.IdleRemoval,
+    "IdleRemovalRequest": records.IdleRemovalRequest,
     "LedgerBatchRequest": records.LedgerBatchRequest,
+    "ListedRollout": records.ListedRollout,
     "Problem": errors.Problem,
     "RolloutManifest": records.RolloutManifest,
     "RolloutManifests": records.RolloutManifests,
+    "RolloutPage": records.RolloutPage,
     "RolloutRemoval": records.RolloutRemoval,
+    "RolloutSummary": records.RolloutSummary,
 }
 
 # Where a struct says less than its schema, and why.
 SAID_ELSEWHERE = {
     # Both decided by validate_rollout_id, since a bad id is 400 and a bad schema 422.
     ("LedgerBatchRequest", "rollout_ids"): {"items"},
+    ("IdleRemovalRequest", "rollout_ids"): {"items"},
+    ("IdleRemoval", "removed"): {"items"},
+    ("IdleRemoval", "absent"): {"items"},
+    ("IdleRemoval", "active"): {"items"},
+    ("ListedRollout", "rollout_id"): {"minLength", "maxLength", "pattern", "not"},
+    ("RolloutPage", "next"): {"minLength", "maxLength", "pattern"},
+    ("ListingQuery", "after"): {"minLength", "maxLength", "pattern", "not"},
     ("RolloutRemoval", "removed"): {"items"},
     ("RolloutRemoval", "absent"): {"items"},
     ("RolloutManifests", "retired"): {"items"},
@@ -105,8 +118,23 @@ def test_a_struct_says_what_its_schema_says(name: str) -> None:
         assert comparable(mine, name, field) == theirs, field
 
 
+def test_the_query_of_a_listing_says_what_its_parameters_say() -> None:
+    schema = msgspec.json.schema(records.ListingQuery)["$defs"]["ListingQuery"]
+    assert schema["additionalProperties"] is False
+    parameters = SPEC["paths"][f"{CONTROL_ROUTE_PREFIX}/rollouts"]["get"]["parameters"]
+    assert [one["name"] for one in parameters] == list(schema["properties"])
+    for one in parameters:
+        mine = resolved(schema["properties"][one["name"]])
+        assert mine["default"] == one["schema"].get("default"), one["name"]
+        # A parameter that is not given is None.
+        options = [option for option in mine.get("anyOf", [mine]) if option != {"type": "null"}]
+        theirs = comparable(resolved(one["schema"]), "ListingQuery", one["name"])
+        assert comparable(options[0], "ListingQuery", one["name"]) == theirs, one["name"]
+
+
 def test_the_shared_constants_are_the_specs() -> None:
     assert SCHEMAS["LedgerBatchRequest"]["properties"]["rollout_ids"]["maxItems"] == MAX_LEDGER_BATCH
+    assert SCHEMAS["RolloutPage"]["properties"]["rollouts"]["maxItems"] == MAX_PAGE
     assert SCHEMAS["RolloutManifest"]["properties"]["schema_version"]["const"] == MANIFEST_SCHEMA_VERSION
     assert all(path.startswith(f"{CONTROL_ROUTE_PREFIX}/") for path in SPEC["paths"])
 

@@ -64,6 +64,7 @@ CASES: dict[str, tuple[Exception, int]] = {
     "a conflict": (LedgerConflictError(SECRET), 500),
     "corrupt storage": (LedgerCorruptError(SECRET), 500),
     "a mistake in the ledger": (TypeError(SECRET), 500),
+    "an operation that is not implemented": (NotImplementedError(SECRET), 501),
     "RecursionError": (RecursionError(SECRET), 500),
     "UnicodeDecodeError": (UnicodeDecodeError("utf-8", b"\xff", 0, 1, SECRET), 500),
     "a file name that is too long": (OSError(errno.ENAMETOOLONG, SECRET), 400),

@@ -151,7 +151,7 @@ def test_the_scheme_is_read_without_regard_to_case(control: Control) -> None:
     "path",
     [
         "/",
-        "/rollouts",
+        "/rollout",
         "/rollouts/r",
         "/rollouts/r/manifest/",
         "/rollouts//manifest",

@@ -16,7 +16,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Literal, Self
 
-from rollout_control_spec import unique_rollout_ids, validate_rollout_id
+from rollout_control_spec import MAX_PAGE, unique_rollout_ids, validate_rollout_id
 
 from rollout_control_server.ledger.checked_rows import (
     CheckedCommit,
@@ -42,9 +42,6 @@ from rollout_control_server.records import CaptureCommit, RolloutRemoval
 __all__ = ["MAX_PAGE", "CaptureLedger", "CheckedCommit", "CheckedFailure", "FenceCount", "ManifestsRead"]
 
 logger = logging.getLogger("rollout_control_server.ledger")
-
-MAX_PAGE = 1000
-"""How many rollouts one page of a listing may show."""
 
 
 class CaptureLedger(abc.ABC):

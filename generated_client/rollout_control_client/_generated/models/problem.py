@@ -11,8 +11,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         type_: Names the kind of problem: `urn:rollout-control:problem:` and one of `invalid-rollout-id`,
             `malformed-body`, `unauthorized`, `forbidden`, `not-found`, `method-not-allowed`, `removal-refused`,
-            `rollout-retired`, `body-too-large`, `unsupported-media-type`, `invalid-body`, `internal`,
-            `not-implemented` and `unavailable`. The set is open.
+            `rollout-retired`, `body-too-large`, `unsupported-media-type`, `invalid-body`, `invalid-query`,
+            `internal`, `not-implemented` and `unavailable`. The set is open.
         title: The kind of problem, for people. The same for every occurrence.
         status: The HTTP status, once more.
         detail: What went wrong this time, and what to do about it.
