@@ -15,6 +15,7 @@ EXPORTS = {
         "MANIFEST_SCHEMA_VERSION",
         "MAX_INT",
         "MAX_LEDGER_BATCH",
+        "MAX_PAGE",
         "MAX_ROLLOUT_ID_LENGTH",
         "RolloutControlError",
         "RolloutRetiredError",
