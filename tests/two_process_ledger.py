@@ -12,6 +12,7 @@ from typing import Any
 from rollout_control_server.errors import LedgerClosedError
 from rollout_control_server.ledger import SqliteLedger
 from rollout_control_server.ledger.base import CaptureLedger, CheckedCommit, CheckedFailure, FenceCount, ManifestsRead
+from rollout_control_server.ledger.results import IdleRemoval, RolloutExport, RolloutFilter, RolloutPage, RolloutSummary
 from rollout_control_server.records import RolloutRemoval
 
 __all__ = ["TwoProcessLedger"]
@@ -113,6 +114,25 @@ class TwoProcessLedger(CaptureLedger):
     async def _forget_fences(self, older_than: timedelta) -> FenceCount:
         count: FenceCount = await self._call("_forget_fences", older_than)
         return count
+
+    async def _export(self, rollout_id: str) -> RolloutExport:
+        export: RolloutExport = await self._call("_export", rollout_id)
+        return export
+
+    async def _import(self, rollouts: list[RolloutExport]) -> None:
+        await self._call("_import", rollouts)
+
+    async def _list_rollouts(self, matching: RolloutFilter, limit: int, after: str | None) -> RolloutPage:
+        page: RolloutPage = await self._call("_list_rollouts", matching, limit, after)
+        return page
+
+    async def _summary(self) -> RolloutSummary:
+        summary: RolloutSummary = await self._call("_summary")
+        return summary
+
+    async def _retire_idle(self, rollout_ids: list[str], idle_for_s: float) -> IdleRemoval:
+        removal: IdleRemoval = await self._call("_retire_idle", rollout_ids, idle_for_s)
+        return removal
 
 
 def _serve(path: Path, pipe: Connection) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import shutil
-import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -12,11 +11,12 @@ import pytest
 from rollout_control_server.errors import LedgerCorruptError
 from rollout_control_server.ledger import SqliteLedger
 from rollout_control_server.ledger.conformance.steps import record_all
-from rollout_control_server.ledger.sqlite.schema import PAGE_BYTES
+from rollout_control_server.ledger.sqlite.connections import connect
 from rollout_control_server.samples import sample_commit, sample_conversation
 from served import Control, controlled
 
 ROLLOUT_IDS = [f"r{index}" for index in range(12)]
+PAGE_BYTES = 8192
 
 
 @pytest.fixture
@@ -69,9 +69,8 @@ def test_no_page_that_is_overwritten_makes_a_manifest_a_lie(path: Path, filler: 
 @pytest.mark.parametrize("lost", ["generation = 1", "call_rowid & 16777215 = 0", "call_rowid & 16777215 = 3"])
 async def test_rows_that_somebody_removed_are_missed(path: Path, lost: str) -> None:
     """All of a rollout, or some in its midst: rows are numbered without gaps."""
-    with closing(sqlite3.connect(path)) as connection:
+    with closing(connect(path)) as connection:
         connection.execute(f"DELETE FROM call WHERE {lost.replace('generation', 'call_rowid >> 24')}")
-        connection.commit()
     async with SqliteLedger(path) as ledger:
         with pytest.raises(LedgerCorruptError, match="'r0' of the ledger has lost rows"):
             await ledger.manifest("r0")
@@ -82,11 +81,11 @@ async def test_rows_that_somebody_removed_are_missed(path: Path, lost: str) -> N
         await record_all(ledger, [sample_commit("r0", "c")])
 
 
-@pytest.mark.parametrize("table", ["rollout", "call", "block_finder", "purge", "newest_generation"])
+@pytest.mark.parametrize("table", ["rollout", "call", "purge", "newest_generation"])
 async def test_a_ledger_without_one_of_its_tables_is_not_ready(path: Path, table: str) -> None:
     async with SqliteLedger(path) as ledger:
         await ledger.check_ready()
-        with closing(sqlite3.connect(path)) as connection:
+        with closing(connect(path)) as connection:
             connection.execute(f"DROP TABLE {table}")
         with pytest.raises(LedgerCorruptError, match="no such table"):
             await ledger.check_ready()
@@ -131,7 +130,7 @@ def test_over_http_a_file_that_is_gone_is_503_until_it_is_back(path: Path) -> No
 
 def test_over_http_a_file_that_another_program_has_locked_is_503_for_writes_only(path: Path) -> None:
     def check(control: Control) -> None:
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        with closing(connect(path)) as other:
             other.execute("BEGIN IMMEDIATE")
             assert statuses(control) == {"manifest": 200, "retire": 503, "delete": 503, "readyz": 503}
         assert statuses(control) == ALL_WELL
@@ -140,9 +139,8 @@ def test_over_http_a_file_that_another_program_has_locked_is_503_for_writes_only
 
 
 def test_over_http_a_damaged_file_is_500(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as connection:
+    with closing(connect(path)) as connection:
         connection.execute("DELETE FROM call")
-        connection.commit()
 
     def check(control: Control) -> None:
         assert statuses(control) == ALL_WELL | {"manifest": 500}

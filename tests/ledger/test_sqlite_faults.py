@@ -7,7 +7,6 @@ an async function in another interpreter, as another user where this one is root
 import asyncio
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -20,8 +19,10 @@ import pytest
 from rollout_control_server.errors import LedgerCorruptError, LedgerRefusedError, LedgerUnavailableError
 from rollout_control_server.ledger import SqliteLedger
 from rollout_control_server.ledger.conformance.steps import call_ids, record_all
-from rollout_control_server.ledger.sqlite.schema import PAGE_BYTES
+from rollout_control_server.ledger.sqlite.connections import connect
 from rollout_control_server.samples import sample_commit, sample_conversation
+
+PAGE_BYTES = 8192
 
 CHILD_PRELUDE = """
 import asyncio, errno, logging, os, resource, signal, sys
@@ -29,6 +30,7 @@ from pathlib import Path
 from rollout_control_server.errors import *
 from rollout_control_server.ledger import SqliteLedger
 from rollout_control_server.ledger.conformance.steps import call_ids
+from rollout_control_server.ledger.sqlite.connections import register_checksums
 from rollout_control_server.samples import sample_commit
 
 async def fails(awaitable):
@@ -40,6 +42,7 @@ async def fails(awaitable):
 
 def drop_root():
     # Not before everything is imported: nobody else may be able to read this interpreter's files.
+    register_checksums()
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(65534)
@@ -83,7 +86,7 @@ def open_directory() -> Iterator[Path]:
 def locked(path: Path) -> Iterator[None]:
     """Has another process hold the write lock."""
     program = (
-        "import sqlite3, sys; connection = sqlite3.connect(sys.argv[1], isolation_level=None); "
+        "import apsw, sys; connection = apsw.Connection(sys.argv[1]); "
         "connection.execute('BEGIN IMMEDIATE'); print('locked', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen([sys.executable, "-c", program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -202,7 +205,7 @@ async def test_a_full_disk_loses_nothing_and_service_resumes(path: Path) -> None
             for index in range(100_000):
                 await ledger.record(sample_commit("r", f"c{index}"))
                 kept.append(f"c{index}")
-        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, resource.RLIM_INFINITY))
         await fails(fill())
         await fails(ledger.retire(["r"]))
         assert await call_ids(ledger, "r") == kept and len(kept) > 10
@@ -350,7 +353,7 @@ async def test_a_corrupt_page_is_reported_as_corrupt(path: Path) -> None:
     async with SqliteLedger(path) as ledger:
         for index in range(40):
             await record_all(ledger, sample_conversation(f"r{index}", 10))
-    with closing(sqlite3.connect(path)) as connection:
+    with closing(connect(path)) as connection:
         page = connection.execute("SELECT pageno FROM dbstat WHERE name = 'call' AND pagetype = 'leaf'").fetchall()
     with path.open("r+b") as file:
         file.seek((page[len(page) // 2][0] - 1) * PAGE_BYTES)
@@ -381,7 +384,7 @@ async def test_a_page_that_the_disk_mixed_up_is_reported_as_corrupt(path: Path, 
 
 
 def mix_up(path: Path, damage: str) -> None:
-    with closing(sqlite3.connect(path)) as connection:
+    with closing(connect(path)) as connection:
         leaves = "SELECT pageno FROM dbstat WHERE name = 'call' AND pagetype = 'leaf' ORDER BY pageno"
         pages = [page for (page,) in connection.execute(leaves)]
     content = bytearray(path.read_bytes())

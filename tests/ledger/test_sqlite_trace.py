@@ -13,20 +13,18 @@ from pathlib import Path
 import pytest
 
 PROGRAM = """
-import asyncio, os, sqlite3, sys
+import asyncio, os, sys
+import apsw
 from rollout_control_server.ledger import SqliteLedger
 from rollout_control_server.samples import sample_commit
 
 path, synchronous = sys.argv[1:]
-connect = sqlite3.connect
 
-def connect_otherwise(*args, **kwargs):
-    class Connection(sqlite3.Connection):
-        def execute(self, sql, *parameters):
-            return super().execute(sql.replace("synchronous = FULL", f"synchronous = {synchronous}"), *parameters)
-    return connect(*args, factory=Connection, **kwargs)
+class Connection(apsw.Connection):
+    def execute(self, sql, *parameters):
+        return super().execute(sql.replace("synchronous = FULL", f"synchronous = {synchronous}"), *parameters)
 
-sqlite3.connect = connect_otherwise
+apsw.Connection = Connection
 
 async def main():
     async with SqliteLedger(path) as ledger:

@@ -15,7 +15,8 @@ def open_ledger(url: str, *, create: bool = True) -> CaptureLedger:
 
     - `memory://`: in this process, gone with it.
     - `sqlite:///PATH`: in a file that the processes of one machine share. PATH is relative to the working directory,
-      and absolute with a fourth slash: `sqlite:////var/lib/ledger.sqlite`.
+      and absolute with a fourth slash: `sqlite:////var/lib/ledger.sqlite`. With `?any_file_system=yes` it may lie on a
+      file system that is not known to be fit.
     - `postgresql://USER:PASSWORD@HOST/DATABASE`: in a PostgreSQL database; the query takes what libpq's takes, and the
       options of PostgresLedger.
 
@@ -57,9 +58,13 @@ def shown_ledger_url(url: str) -> str:
 
 
 def _open_sqlite(url: str, *, create: bool) -> SqliteLedger:
-    start, path = url[: len("sqlite:///")], url[len("sqlite:///") :]
+    location, question_mark, options = url.partition("?")
+    start, path = location[: len("sqlite:///")], location[len("sqlite:///") :]
     if start != "sqlite:///" or path in ("", "/"):
         raise ValueError(f"{url!r} names no file: write sqlite:///ledger.sqlite, or sqlite:////var/lib/ledger.sqlite")
-    if "?" in path or "#" in path:
-        raise ValueError(f"a sqlite:///FILE has no options, as {url!r} does: in a file's name write ? as %3F, # as %23")
-    return SqliteLedger(unquote(path), create=create)
+    if "#" in url or (question_mark and options != "any_file_system=yes"):
+        raise ValueError(
+            f"a sqlite:///FILE has no options but any_file_system=yes, and {url!r} has others: in a file's name "
+            "write ? as %3F, # as %23"
+        )
+    return SqliteLedger(unquote(path), create=create, any_file_system=bool(question_mark))

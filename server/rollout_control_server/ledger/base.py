@@ -36,7 +36,7 @@ from rollout_control_server.ledger.results import (
     RolloutPage,
     RolloutSummary,
 )
-from rollout_control_server.ledger.staging_chains import CheckedChains
+from rollout_control_server.ledger.staging_chains import StagingChains
 from rollout_control_server.records import CaptureCommit, RolloutRemoval
 
 __all__ = ["MAX_PAGE", "CaptureLedger", "CheckedCommit", "CheckedFailure", "FenceCount", "ManifestsRead"]
@@ -79,7 +79,7 @@ class CaptureLedger(abc.ABC):
             TypeError: It is no CaptureCommit.
             ValueError: The commit breaks a rule of the spec's CallRecord, or its rollout id is none.
         """
-        checked = check_commit(commit, self._checked_chains)
+        checked = check_commit(commit, self._chains)
         kept = await self._record(checked)
         if not kept:
             logger.warning(
@@ -299,9 +299,12 @@ class CaptureLedger(abc.ABC):
         return await self._retire_idle(unique_rollout_ids(rollout_ids), idle_for_s)
 
     @cached_property
-    def _checked_chains(self) -> CheckedChains:
-        """What `record` knows of chains; made at its first use, since a backend need not call any constructor here."""
-        return CheckedChains()
+    def _chains(self) -> StagingChains:
+        """What this handle remembers of staging chains.
+
+        Made at its first use, since a backend need not call any constructor here.
+        """
+        return StagingChains()
 
     @abc.abstractmethod
     async def check_ready(self) -> None:
@@ -398,7 +401,7 @@ def _check_export(export: RolloutExport) -> RolloutExport:
         raise ValueError(f"rollout {export.rollout_id!r} is retired, and so has no rows")
     if not all(time is None or math.isfinite(time) for time in (export.retired_at, *(at for _, at in export.rows))):
         raise ValueError(f"rollout {export.rollout_id!r} has a time that is not finite")
-    chains = CheckedChains()
+    chains = StagingChains()
     calls: set[str] = set()
     failed: set[str] = set()
     reasons: set[tuple[str, str]] = set()

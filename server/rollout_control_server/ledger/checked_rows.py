@@ -7,7 +7,7 @@ import msgspec
 from rollout_control_spec import MAX_INT, validate_rollout_id
 
 from rollout_control_server.errors import LedgerCorruptError
-from rollout_control_server.ledger.staging_chains import CheckedChains
+from rollout_control_server.ledger.staging_chains import StagingChains
 from rollout_control_server.records import CallFailure, CallRecord, CaptureCommit, ParentLookup
 
 __all__ = ["CheckedCommit", "CheckedFailure", "check_commit", "check_failure", "decode_commit", "decode_failure"]
@@ -37,8 +37,9 @@ class CheckedCommit(NamedTuple):
         lookup: How a later request finds this call; None when it never should.
         unserved_json: A JSON object of the fields that only an export gives back; empty bytes where there are none. A
             backend does not look into it.
-        continued_chain: The staging chain of an earlier commit, the same object as then, that this commit's chain is
-            without its last key. A backend that remembers it need not compare them. None where it is not known.
+        chain_digest: What tells the staging chain from any other.
+        parent_chain_digest: The same of the staging chain without its last key. A backend that keeps digests sees in
+            one look whether the chain continues the parent's.
     """
 
     rollout_id: str
@@ -49,8 +50,9 @@ class CheckedCommit(NamedTuple):
     staging_chain: tuple[str, ...]
     fingerprint_version: int
     lookup: ParentLookup | None
-    unserved_json: bytes = b""
-    continued_chain: tuple[str, ...] | None = None
+    unserved_json: bytes
+    chain_digest: bytes
+    parent_chain_digest: bytes
 
     def same(self, other: "CheckedCommit") -> bool:
         """Tells whether two commits of one call are the same commit: whether all but the unserved fields is equal."""
@@ -75,7 +77,7 @@ class CheckedFailure(NamedTuple):
     unserved_json: bytes = b""
 
 
-def check_commit(commit: CaptureCommit, chains: CheckedChains) -> CheckedCommit:
+def check_commit(commit: CaptureCommit, chains: StagingChains) -> CheckedCommit:
     """Encodes a commit and reads it back by the spec's rules: a struct's constructor checks no types.
 
     Raises:
@@ -98,7 +100,7 @@ def check_commit(commit: CaptureCommit, chains: CheckedChains) -> CheckedCommit:
             record_json = _join_objects(record_json, _encode_fields(served))
             unserved_json = _encode_fields({**nulls, **commit.unserved_fields})
         lookup = _LOOKUP_DECODER.decode(_ENCODER.encode(commit.lookup))
-        staging_chain, continued_chain = chains.check(commit.staging_chain)
+        chain = chains.check(commit.staging_chain)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"this commit cannot be recorded: {error}") from error
     return CheckedCommit(
@@ -107,11 +109,12 @@ def check_commit(commit: CaptureCommit, chains: CheckedChains) -> CheckedCommit:
         record.parent_call_id,
         record.staging_key,
         record_json,
-        staging_chain,
+        chain.keys,
         record.fingerprint_version,
         lookup,
         unserved_json,
-        continued_chain,
+        chain.digest,
+        chain.parent_digest,
     )
 
 

@@ -1,43 +1,64 @@
-"""Checking the staging chains of commits, at a cost that hardly grows with their length."""
+"""Checking and digesting the staging chains of commits, at a cost that hardly grows with their length."""
 
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-__all__ = ["CheckedChains", "bytes_of_chain"]
+import msgspec
+
+__all__ = ["CheckedChain", "StagingChains", "chain_digest"]
 
 _DEEP: Final = 64
-"""From how many keys on a chain is remembered; shorter ones are checked as fast."""
+"""From how many keys on a chain is remembered; shorter ones are checked as fast without."""
 _MAX_BYTES: Final = 32 * 2**20
 """Of all remembered chains together: those of some 500 rollouts that are a thousand calls deep."""
 
 
-def bytes_of_chain(staging_chain: tuple[str, ...]) -> int:
-    """Returns about how much memory a chain takes: its keys are taken to be as long as the last."""
-    return len(staging_chain) * (8 + len(staging_chain[-1])) if staging_chain else 0
+class CheckedChain(NamedTuple):
+    """A chain that is fit to be recorded.
+
+    Attributes:
+        keys: The staging keys from the root to the call.
+        digest: 16 bytes that tell the chain from every other one.
+        parent_digest: The digest of the chain without its last key. Where the parent's chain has it, the parent's chain
+            and this call's own key are all of the chain.
+    """
+
+    keys: tuple[str, ...]
+    digest: bytes
+    parent_digest: bytes
 
 
-class CheckedChains:
+class _Remembered(NamedTuple):
+    keys: tuple[str, ...]
+    hash: hashlib.blake2b
+    size: int
+
+
+def chain_digest(keys: Sequence[str]) -> bytes:
+    """Returns the digest of a staging chain: BLAKE2b, of 16 bytes, of its JSON array without the closing bracket."""
+    return _hash_of(keys).digest()
+
+
+class StagingChains:
     """Checks staging chains, and remembers the deep ones that were not continued since; the least recent go first.
 
-    A chain comes with every commit, and is as long as the rollout is deep. One that continues a chain that was checked
-    before, by one key, is compared with that, which only compares pointers where the strings are the same objects. To
-    look into a thousand strings takes ten times as long.
+    A chain comes with every commit, and is as long as the rollout is deep. One that continues a remembered chain by one
+    key is compared with that, which only compares pointers where the strings are the same objects, and its digest
+    continues the other's. To look into a thousand strings takes ten times as long. A ledger also finds in here the
+    chain of a call that this process has recorded lately, and need not read it from storage.
     """
 
     def __init__(self) -> None:
         self._lock: Final = threading.Lock()
-        # Each by its last key.
-        self._chains: Final[OrderedDict[str, tuple[str, ...]]] = OrderedDict()
+        # By the last key of each.
+        self._chains: Final[OrderedDict[str, _Remembered]] = OrderedDict()
         self._bytes = 0
 
-    def check(self, staging_chain: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    def check(self, staging_chain: Sequence[str]) -> CheckedChain:
         """Checks that a chain holds text that is not empty and has no lone surrogate.
-
-        Returns:
-            The chain, and the one that it continues, the same object as it was returned then, or None if that is not
-            known.
 
         Raises:
             TypeError: It is a bare string, or holds something else than strings.
@@ -45,35 +66,51 @@ class CheckedChains:
         """
         if isinstance(staging_chain, str):
             raise TypeError("staging_chain is a sequence of staging keys, not a string")
-        chain = tuple(staging_chain)
-        if len(chain) < _DEEP:
-            _check_keys(chain)
-            return chain, None
-        with self._lock:
-            continued = self._chains.get(chain[-2])
+        keys = tuple(staging_chain)
+        parent: _Remembered | None = None
+        if len(keys) >= _DEEP and isinstance(keys[-2], str):
+            with self._lock:
+                parent = self._chains.get(keys[-2])
         # Made of what was checked, since something else than a string can be equal to one.
-        seen = None if continued is None else continued + chain[-1:]
-        if seen == chain:
-            _check_keys(chain[-1:])
-            self._remember(seen, continued)
-            return seen, continued
-        _check_keys(chain)
-        self._remember(chain, None)
-        return chain, None
+        continued = None if parent is None else parent.keys + keys[-1:]
+        if parent is None or continued != keys:
+            _check_keys(keys)
+            parent = _Remembered(keys[:-1], _hash_of(keys[:-1]), 0)
+        else:
+            _check_keys(keys[-1:])
+            keys = continued
+        if not keys:
+            return CheckedChain(keys, parent.hash.digest(), parent.hash.digest())
+        hashed = parent.hash.copy()
+        hashed.update((b"," if parent.keys else b"") + msgspec.json.encode(keys[-1]))
+        if len(keys) >= _DEEP:
+            self._remember(_Remembered(keys, hashed, len(keys) * (8 + len(keys[-1]))), continues=parent.keys[-1])
+        return CheckedChain(keys, hashed.digest(), parent.hash.digest())
 
-    def _remember(self, chain: tuple[str, ...], continued: tuple[str, ...] | None) -> None:
+    def find(self, last_key: str, digest: bytes) -> tuple[str, ...] | None:
+        """Returns the remembered chain that ends in this key and has this digest, if there is one."""
         with self._lock:
-            for replaced in (chain, continued):
-                if replaced is not None and (before := self._chains.pop(replaced[-1], None)) is not None:
-                    self._bytes -= bytes_of_chain(before)
-            self._chains[chain[-1]] = chain
-            self._bytes += bytes_of_chain(chain)
+            found = self._chains.get(last_key)
+        return found.keys if found is not None and found.hash.digest() == digest else None
+
+    def _remember(self, chain: _Remembered, continues: str) -> None:
+        with self._lock:
+            for replaced in (chain.keys[-1], continues):
+                before = self._chains.pop(replaced, None)
+                if before is not None:
+                    self._bytes -= before.size
+            self._chains[chain.keys[-1]] = chain
+            self._bytes += chain.size
             while self._bytes > _MAX_BYTES:
                 _, oldest = self._chains.popitem(last=False)
-                self._bytes -= bytes_of_chain(oldest)
+                self._bytes -= oldest.size
 
 
-def _check_keys(keys: tuple[str, ...]) -> None:
+def _hash_of(keys: Sequence[str]) -> hashlib.blake2b:
+    return hashlib.blake2b(msgspec.json.encode(keys)[:-1], digest_size=16, usedforsecurity=False)
+
+
+def _check_keys(keys: Sequence[Any]) -> None:
     if not {str}.issuperset(map(type, keys)):
         raise TypeError("staging_chain holds something else than strings")
     "".join(keys).encode()

@@ -32,6 +32,7 @@ from rollout_control_server.ledger.postgres.group_commit import GroupCommit
 from rollout_control_server.ledger.postgres.purge import Purger
 from rollout_control_server.ledger.postgres.rows import Outcome, Row
 from rollout_control_server.ledger.postgres.schema import check_name
+from rollout_control_server.ledger.staging_chains import chain_digest
 from rollout_control_server.records import CallRecord, ParentLookup, RolloutRemoval
 
 __all__ = ["PostgresLedger"]
@@ -203,15 +204,19 @@ class PostgresLedger(CaptureLedger):
             raise RolloutRetiredError(rollout_id)
         record = _RECORD_DECODER.decode(record_json)
         head = () if chain_head is None else _CHAIN_DECODER.decode(chain_head)
+        chain = (*head, *(key.decode() for key in chain_tail or ()))
         return CheckedCommit(
             rollout_id,
             record.model_call_id,
             record.parent_call_id,
             record.staging_key,
             record_json,
-            (*head, *(key.decode() for key in chain_tail or ())),
+            chain,
             record.fingerprint_version,
             ParentLookup(fingerprint, context_len, context_digest.decode()),
+            b"",
+            chain_digest(chain),
+            chain_digest(chain[:-1]),
         )
 
     async def _retire(self, rollout_ids: list[str]) -> RolloutRemoval:

@@ -1,50 +1,74 @@
-"""Copying the WAL into the database, safely on every SQLite."""
+"""Copying the WAL into the database, so that the next commit can begin the WAL anew."""
 
-import os
-import sqlite3
-import time
+import contextlib
+import logging
 from typing import Final
 
+import apsw
+
 from rollout_control_server.ledger.sqlite.file import LedgerFile
-from rollout_control_server.ledger.sqlite.locking import begin_immediate
 
-__all__ = ["Checkpointer"]
+__all__ = ["Checkpoints"]
 
-_WAL_BYTES: Final = 16 * 2**20
-_FIRST_LINGER_S: Final = 0.001
-_LONGEST_LINGER_S: Final = 0.25
+logger = logging.getLogger("rollout_control_server.ledger")
+
+_DUE_PAGES: Final = 1000
+"""SQLite's own default: 8 MB of pages, which are copied in a few milliseconds."""
+_LONG_PAGES: Final = 4000
+"""The WAL gets longer than this only while readers never leave it alone; then a checkpoint waits for them."""
+READING_S: Final = 1.0
+"""How long a reading may take without the WAL growing for it; the writers wait so long for readers to end."""
 
 
-class Checkpointer:
-    """Copies the WAL into the database when it has grown large, so that the next commit begins it anew.
+class Checkpoints:
+    """The checkpoints of one connection that writes.
 
-    SQLite 3.7.0 to 3.51.2 can corrupt a database when a commit begins the WAL anew while another connection checkpoints
-    (https://sqlite.org/wal.html#walresetbug). So no connection of ours checkpoints by itself, and here a second
-    connection holds the write lock meanwhile: nobody can commit. PASSIVE is the one mode that does not want that lock
-    for itself.
+    SQLite begins the WAL anew by itself when a checkpoint has copied all of it and no reader is left that began before.
+    Where readers overlap all the time, that moment never comes. So a WAL that has grown long is checkpointed in the
+    mode that makes new readers read the database alone, and waits for the old ones.
 
-    With a journal_size_limit of 0 the commit that begins the WAL anew truncates it, so its size tells how much is in
-    it. It begins anew only when no reader is left that began before the checkpoint was complete. Hence the lingering:
-    readers that come meanwhile read the database alone. As long as that does not succeed, it gets longer.
+    Args:
+        connection: The connection; its commits say how long the WAL is.
+        file: The ledger's file, for what is logged.
     """
 
-    def __init__(self, file: LedgerFile, busy_timeout_s: float) -> None:
+    def __init__(self, connection: apsw.Connection, file: LedgerFile) -> None:
+        self._connection: Final = connection
         self._file: Final = file
-        self._busy_timeout_s: Final = busy_timeout_s
-        self._due_at = _WAL_BYTES
-        self._linger_s = _FIRST_LINGER_S
+        self._pages = 0
+        self._due_at = _DUE_PAGES
+        connection.set_wal_hook(self._note_length)
 
-    def run_if_due(self, connection: sqlite3.Connection, lock_holder: sqlite3.Connection) -> None:
-        """Checkpoints if the WAL is large; `lock_holder` is another connection to the same file."""
-        size = os.stat(self._file.wal).st_size
-        if size < _WAL_BYTES:
-            self._due_at, self._linger_s = _WAL_BYTES, _FIRST_LINGER_S
-        elif size >= self._due_at:
-            begin_immediate(lock_holder, self._busy_timeout_s)
-            try:
-                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-                time.sleep(self._linger_s)
-            finally:
-                lock_holder.execute("ROLLBACK")
-            self._due_at = size + _WAL_BYTES // 4
-            self._linger_s = min(2 * self._linger_s, _LONGEST_LINGER_S)
+    def run_if_due(self) -> None:
+        """Copies the WAL into the database, if it has grown by a part that is worth it."""
+        if self._pages < self._due_at:
+            return
+        self._due_at = self._pages + _DUE_PAGES
+        if self._pages < _LONG_PAGES:
+            # Busy: another handle makes one just now.
+            with contextlib.suppress(apsw.BusyError):
+                self._connection.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
+        else:
+            self._wait_for_readers()
+
+    def _wait_for_readers(self) -> None:
+        self._connection.set_busy_timeout(round(READING_S * 1000))
+        try:
+            self._connection.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_RESTART)
+        except apsw.BusyError:
+            logger.warning(
+                "the WAL of ledger %s has %d pages and cannot begin anew: a reading, or another program's transaction, "
+                "has been going on for more than %g s",
+                self._file.path,
+                self._pages,
+                READING_S,
+            )
+        finally:
+            self._connection.set_busy_timeout(0)
+
+    def _note_length(self, _connection: apsw.Connection, _schema: str, pages: int) -> int:
+        if pages < self._pages:
+            # It has begun anew.
+            self._due_at = _DUE_PAGES
+        self._pages = pages
+        return apsw.SQLITE_OK

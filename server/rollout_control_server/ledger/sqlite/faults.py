@@ -1,31 +1,32 @@
-"""The one seam where SQLite's errors become errors of our tree."""
+"""The one place where SQLite's errors become errors of our tree."""
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import apsw
+
 from rollout_control_server.errors import LedgerCorruptError, LedgerUnavailableError
 
 __all__ = ["storage_faults"]
 
-_CORRUPT: Final = frozenset(
-    {
-        sqlite3.SQLITE_CORRUPT,
-        sqlite3.SQLITE_NOTADB,
-        sqlite3.SQLITE_FORMAT,
-        sqlite3.SQLITE_ERROR,  # our statements are right, so a table or column is missing
-        sqlite3.SQLITE_SCHEMA,
-        sqlite3.SQLITE_MISMATCH,
-        sqlite3.SQLITE_CONSTRAINT,  # what a constraint forbids is checked before it is written
-    }
+_DAMAGE: Final = (
+    apsw.CorruptError,
+    apsw.NotADBError,
+    apsw.FormatError,
+    apsw.SQLError,  # our statements are right, so a table or a column is missing
+    apsw.SchemaChangeError,
+    apsw.MismatchError,
+    apsw.ConstraintError,  # what a constraint forbids is checked before it is written
+    UnicodeDecodeError,  # a stored text is no UTF-8
 )
+_WRONG_CHECKSUM: Final = apsw.SQLITE_IOERR_DATA
 
 
 @contextmanager
 def storage_faults(path: Path) -> Iterator[None]:
-    """Raises what SQLite raises within as an error of our tree.
+    """Raises what SQLite and the file system raise within as an error of our tree.
 
     Raises:
         LedgerCorruptError: The file's content cannot be true.
@@ -34,15 +35,16 @@ def storage_faults(path: Path) -> Iterator[None]:
     """
     try:
         yield
+    except _DAMAGE as error:
+        raise LedgerCorruptError(f"the ledger {path} is damaged: {error}") from error
     except OSError as error:
         raise LedgerUnavailableError(f"the ledger {path} cannot answer now: {error}") from error
-    except sqlite3.DataError as error:
+    except apsw.TooBigError as error:
         raise ValueError(f"this cannot be recorded: {error}") from error
-    except sqlite3.Error as error:
-        # A misuse of the module has no code, and is our own mistake.
-        code = getattr(error, "sqlite_errorcode", None)
-        if code is None:
-            raise
-        if code & 0xFF in _CORRUPT:
-            raise LedgerCorruptError(f"the ledger {path} is damaged: {error}") from error
+    except apsw.Error as error:
+        if getattr(error, "extendedresult", None) == _WRONG_CHECKSUM:
+            raise LedgerCorruptError(
+                f"the ledger {path} is damaged: the checksum of a page is wrong. The disk has changed it, or a program "
+                "has written it that does not know the ledger's checksums; docs/sqlite.md says how to go on"
+            ) from error
         raise LedgerUnavailableError(f"the ledger {path} cannot answer now: {error}") from error

@@ -7,15 +7,16 @@ from typing import Final
 
 from rollout_control_server.errors import LedgerRefusedError, LedgerUnavailableError
 
-__all__ = ["LedgerFile", "refuse_network_file_system"]
+__all__ = ["LedgerFile", "refuse_unknown_file_system"]
 
-_NETWORK_FILE_SYSTEMS: Final = frozenset(
-    {
-        "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs",
-        "fuse.gcsfuse", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs",
-        "pvfs2", "smb2", "smb3", "smbfs", "wekafs",
-    }
-)  # fmt: skip
+_KNOWN_FILE_SYSTEMS: Final = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "ramfs", "overlay"}
+)
+"""Where processes of one machine share the memory of a WAL, and what is synced stays.
+
+The rest is refused, because nobody can list what is not fit: a network file system can have any name, and every FUSE
+file system is a program of its own. On macOS and Windows, where this is not asked, APFS and NTFS are fit.
+"""
 
 
 class LedgerFile:
@@ -61,29 +62,39 @@ class LedgerFile:
         return [(found.st_dev, found.st_ino) for found in map(os.stat, self._paths)]
 
 
-def refuse_network_file_system(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> None:
-    """Refuses a file on a file system where the WAL's shared memory is not shared by all its users.
+def refuse_unknown_file_system(path: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> None:
+    """Refuses a file on a file system that is not known to be fit for a WAL.
 
-    Only Linux says so (proc(5), mountinfo); elsewhere this refuses nothing.
+    Only Linux says which one it is (proc(5), mountinfo); elsewhere this refuses nothing.
 
     Raises:
-        LedgerRefusedError: The file would lie on a network file system.
+        LedgerRefusedError: The file would lie on another file system.
     """
     try:
         lines = mountinfo.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return
-    kind = ""
+    kind = _kind_of_file_system(path.resolve().parent, lines)
+    if kind is not None and kind not in _KNOWN_FILE_SYSTEMS:
+        raise LedgerRefusedError(
+            f"{path} would lie on a file system of kind {kind!r}, which is not known to keep SQLite's WAL whole: "
+            "put the ledger on a local disk (ext4, xfs, btrfs, zfs), or use PostgresLedger (postgresql://...). If you "
+            "know that processes share memory-mapped files on it, and that it keeps what it has synced, open the "
+            "ledger as sqlite:///FILE?any_file_system=yes"
+        )
+
+
+def _kind_of_file_system(directory: Path, mountinfo: list[str]) -> str | None:
+    """Returns the kind of file system of the mount that a directory is in, or None if no line tells."""
+    kind = None
     longest = -1
-    directory = path.resolve().parent
-    for line in lines:
-        mount, _, source = line.partition(" - ")
-        mount_point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), mount.split(" ")[4])
+    for line in mountinfo:
+        mount, separator, source = line.partition(" - ")
+        fields = mount.split(" ")
+        if not separator or len(fields) < 5:
+            continue
+        mount_point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
         # Of mounts on one point, the last hides the others.
         if len(mount_point) >= longest and directory.is_relative_to(mount_point):
             kind, longest = source.split(" ")[0], len(mount_point)
-    if kind in _NETWORK_FILE_SYSTEMS:
-        raise LedgerRefusedError(
-            f"{path} would lie on a network file system ({kind}), where SQLite's WAL gets corrupted: "
-            "put the ledger on a local disk, or use PostgresLedger (postgresql://...)"
-        )
+    return kind

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sqlite3
 import weakref
 from datetime import timedelta
 from functools import partial
@@ -10,25 +9,31 @@ from pathlib import Path
 from typing import Final
 
 from rollout_control_server.errors import LedgerClosedError, LedgerRefusedError, LedgerUnavailableError
-from rollout_control_server.ledger.base import CaptureLedger, CheckedCommit, CheckedFailure, FenceCount, ManifestsRead
-from rollout_control_server.ledger.sqlite import reads
-from rollout_control_server.ledger.sqlite.chains import ChainCache
+from rollout_control_server.ledger.base import CaptureLedger
+from rollout_control_server.ledger.checked_rows import CheckedCommit, CheckedFailure
+from rollout_control_server.ledger.results import (
+    FenceCount,
+    IdleRemoval,
+    ManifestsRead,
+    RolloutExport,
+    RolloutFilter,
+    RolloutPage,
+    RolloutSummary,
+)
+from rollout_control_server.ledger.sqlite import reads, writes
 from rollout_control_server.ledger.sqlite.faults import storage_faults
-from rollout_control_server.ledger.sqlite.file import LedgerFile, refuse_network_file_system
+from rollout_control_server.ledger.sqlite.file import LedgerFile, refuse_unknown_file_system
+from rollout_control_server.ledger.sqlite.migration import open_ledger_file
 from rollout_control_server.ledger.sqlite.purge import purge_is_due
-from rollout_control_server.ledger.sqlite.reader import Reader
-from rollout_control_server.ledger.sqlite.schema import create_ledger, open_ledger_file
+from rollout_control_server.ledger.sqlite.reading import Reader
+from rollout_control_server.ledger.sqlite.schema import create_ledger
 from rollout_control_server.ledger.sqlite.writer import Writer
-from rollout_control_server.ledger.sqlite.writes import FencesSeen, WriteTransaction
 from rollout_control_server.records import RolloutRemoval
 
 __all__ = ["SqliteLedger"]
 
-_OLDEST_SQLITE: Final = (3, 38, 0)
-"""The first with json_each in every build; STRICT tables came one before."""
-
 _FENCES_AT_ONCE: Final = 4096
-_BYTES_OF_A_FENCE: Final = 14
+_BYTES_OF_A_FENCE: Final = 20
 """What a fence costs on disk beside its id: cell and record headers, and the time."""
 
 
@@ -42,22 +47,32 @@ class SqliteLedger(CaptureLedger):
         path: The file. Its directory must exist, on a local disk.
         busy_timeout_s: Seconds that a write waits while another process holds the file's write lock. Reads don't wait.
         create: Whether a file that is not there is made.
+        any_file_system: Whether the file may lie on a file system that is not known to share a WAL's memory between
+            processes and to keep what it has synced.
 
     Raises:
         LedgerCorruptError: The file is damaged.
-        LedgerRefusedError: The file is not a ledger, is newer than this program, or lies on a network file system.
+        LedgerRefusedError: The file is not a ledger, is newer than this program, or lies on a file system that is not
+            known to be fit.
         LedgerUnavailableError: The file can't be opened now.
         ValueError: `busy_timeout_s` is negative.
     """
 
     process_shared = True
 
-    def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 5.0, create: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        busy_timeout_s: float = 5.0,
+        create: bool = True,
+        any_file_system: bool = False,
+    ) -> None:
         if busy_timeout_s < 0:
             raise ValueError(f"busy_timeout_s must not be negative, and is {busy_timeout_s}")
-        _refuse_old_sqlite()
         self._path: Final = Path(path).absolute()
-        refuse_network_file_system(self._path)
+        if not any_file_system:
+            refuse_unknown_file_system(self._path)
         with storage_faults(self._path):
             if self._path.is_dir():
                 raise LedgerRefusedError(f"{self._path} is a directory: name a file for the ledger")
@@ -66,18 +81,16 @@ class SqliteLedger(CaptureLedger):
                     raise LedgerRefusedError(f"there is no ledger {self._path}: name one that is there")
                 create_ledger(self._path)
             before = self._path.stat()
-            connection = open_ledger_file(self._path, busy_timeout_s=busy_timeout_s)
+            connection = open_ledger_file(self._path, busy_timeout_s)
             try:
                 purge = purge_is_due(connection)
-                connection.execute("PRAGMA busy_timeout = 0")
                 self._file: Final = LedgerFile(self._path, before)
             except BaseException:
                 connection.close()
                 raise
         self._pid: Final = os.getpid()
-        self._chains: Final = ChainCache()
         self._reader: Final = Reader(self._file, connection)
-        self._writer: Final = Writer(self._file, self._chains, busy_timeout_s)
+        self._writer: Final = Writer(self._file, busy_timeout_s)
         self._closed = False
         # A handle that is dropped without being closed leaves neither thread nor connection behind.
         self._release: Final = weakref.finalize(self, _release, self._pid, self._writer, self._reader)
@@ -87,7 +100,7 @@ class SqliteLedger(CaptureLedger):
     async def check_ready(self) -> None:
         """Returns if the file can be written now: it takes the write lock, and writes nothing."""
         self._check_usable()
-        await self._writer.run(lambda transaction: transaction.check_writable())
+        await self._writer.run(writes.check_writable)
 
     async def aclose(self) -> None:
         """Commits what was accepted, then closes the file."""
@@ -98,11 +111,11 @@ class SqliteLedger(CaptureLedger):
 
     async def _record(self, commit: CheckedCommit) -> bool:
         self._check_usable()
-        return await self._writer.run(lambda transaction: transaction.record(commit))
+        return await self._writer.run(lambda connection: writes.record(connection, commit))
 
     async def _record_failure(self, failure: CheckedFailure) -> bool:
         self._check_usable()
-        return await self._writer.run(lambda transaction: transaction.record_failure(failure))
+        return await self._writer.run(lambda connection: writes.record_failure(connection, failure))
 
     async def _manifest(self, rollout_id: str) -> bytes:
         self._check_usable()
@@ -120,33 +133,60 @@ class SqliteLedger(CaptureLedger):
 
     async def _find_parent(self, rollout_id: str, fingerprint: str, fingerprint_version: int) -> CheckedCommit | None:
         self._check_usable()
-        chains = self._chains
         return await self._reader.run(
             lambda connection, at_most: reads.find_parent(
-                connection, rollout_id, fingerprint, fingerprint_version, chains, at_most=at_most
+                connection, rollout_id, fingerprint, fingerprint_version, self._chains, at_most=at_most
             )
         )
 
     async def _retire(self, rollout_ids: list[str]) -> RolloutRemoval:
         self._check_usable()
-        return await self._writer.run(lambda transaction: transaction.retire(rollout_ids))
+        return await self._writer.run(lambda connection: writes.retire(connection, rollout_ids))
+
+    async def _retire_idle(self, rollout_ids: list[str], idle_for_s: float) -> IdleRemoval:
+        self._check_usable()
+        return await self._writer.run(lambda connection: writes.retire_idle(connection, rollout_ids, idle_for_s))
 
     async def _delete(self, rollout_ids: list[str]) -> RolloutRemoval:
         self._check_usable()
-        return await self._writer.run(lambda transaction: transaction.delete(rollout_ids))
+        return await self._writer.run(lambda connection: writes.delete(connection, rollout_ids))
 
     async def _forget_fences(self, older_than: timedelta) -> FenceCount:
         self._check_usable()
-        older_than_ms = older_than // timedelta(milliseconds=1)
         forgotten = kept = kept_bytes = 0
         last_id: str | None = ""
         while last_id is not None:
-            step = await self._writer.run(partial(_forget_some_fences, older_than_ms, last_id))
+            step = await self._writer.run(
+                partial(
+                    writes.forget_fences,
+                    older_than_s=older_than.total_seconds(),
+                    after_id=last_id,
+                    limit=_FENCES_AT_ONCE,
+                )
+            )
             forgotten += step.forgotten
             kept += step.kept
             kept_bytes += step.kept_id_bytes + step.kept * _BYTES_OF_A_FENCE
             last_id = step.last_id
         return FenceCount(forgotten, kept, kept_bytes)
+
+    async def _export(self, rollout_id: str) -> RolloutExport:
+        self._check_usable()
+        return await self._reader.run_in_thread(lambda connection, _: reads.export(connection, rollout_id))
+
+    async def _import(self, rollouts: list[RolloutExport]) -> None:
+        self._check_usable()
+        await self._writer.run(lambda connection: writes.import_rollouts(connection, rollouts))
+
+    async def _list_rollouts(self, matching: RolloutFilter, limit: int, after: str | None) -> RolloutPage:
+        self._check_usable()
+        return await self._reader.run_in_thread(
+            lambda connection, _: reads.rollouts(connection, matching, limit, after)
+        )
+
+    async def _summary(self) -> RolloutSummary:
+        self._check_usable()
+        return await self._reader.run_in_thread(lambda connection, _: reads.summary(connection))
 
     def _close(self) -> None:
         thread = self._writer.stop()
@@ -166,18 +206,6 @@ class SqliteLedger(CaptureLedger):
                 f"this handle of the ledger {self._path} was opened before a fork, and SQLite's connections don't "
                 "survive one: open the ledger in each process that uses it"
             )
-
-
-def _refuse_old_sqlite() -> None:
-    if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
-        raise LedgerRefusedError(
-            f"this Python has SQLite {sqlite3.sqlite_version}, and SqliteLedger needs "
-            f"{'.'.join(map(str, _OLDEST_SQLITE))} or newer: use another Python, or PostgresLedger (postgresql://...)"
-        )
-
-
-def _forget_some_fences(older_than_ms: int, after_id: str, transaction: WriteTransaction) -> FencesSeen:
-    return transaction.forget_fences(older_than_ms, after_id, _FENCES_AT_ONCE)
 
 
 def _release(pid: int, writer: Writer, reader: Reader) -> None:

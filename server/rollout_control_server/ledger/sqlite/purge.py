@@ -1,63 +1,77 @@
 """Removing the rows of generations that no rollout has any more, a millisecond or so at a time."""
 
-import sqlite3
+import logging
 import time
-from typing import Final
+from typing import Any, Final
 
-from rollout_control_server.ledger.sqlite.locking import begin_immediate
-from rollout_control_server.ledger.sqlite.rows import SEQ_MASK
-from rollout_control_server.ledger.sqlite.schema import SEQ_BITS
+import apsw
 
-__all__ = ["purge_is_due", "purge_some"]
+from rollout_control_server.errors import LedgerCorruptError
+from rollout_control_server.ledger.sqlite.connections import transaction
+from rollout_control_server.ledger.sqlite.faults import storage_faults
+from rollout_control_server.ledger.sqlite.file import LedgerFile
+from rollout_control_server.ledger.sqlite.schema import MAX_ROWS, SEQ_BITS
 
-_STEP_ROWS: Final = 128
+__all__ = ["Purge", "purge_is_due"]
+
+logger = logging.getLogger("rollout_control_server.ledger")
+
+_STEP_ROWS: Final = 64
 """Rows of one generation that are removed between two looks at the clock, well under a millisecond's worth."""
 
 
-def purge_is_due(connection: sqlite3.Connection) -> bool:
+def purge_is_due(connection: apsw.Connection) -> bool:
     """Tells whether any rows are waiting to be removed."""
     return connection.execute("SELECT 1 FROM purge LIMIT 1").fetchone() is not None
 
 
-def purge_some(connection: sqlite3.Connection, budget_s: float, busy_timeout_s: float) -> None:
-    """Removes rows for about `budget_s` seconds, in a transaction of its own.
+class Purge:
+    """The purge of one handle, which passes over generations that are damaged until the ledger is opened again.
 
-    Each step removes what it finds first, so a purge goes on from wherever another, or a crash, has left it.
+    Args:
+        file: The ledger's file, for what is logged.
     """
-    begin_immediate(connection, busy_timeout_s)
-    try:
+
+    def __init__(self, file: LedgerFile) -> None:
+        self._file: Final = file
+        self._damaged: Final[set[int]] = set()
+
+    def run(self, connection: apsw.Connection, budget_s: float, busy_timeout_s: float) -> bool:
+        """Removes rows for about `budget_s` seconds, in transactions of their own.
+
+        Each step removes the first rows that it finds, so a purge goes on from wherever another, or a crash, has left
+        it, and always makes progress.
+
+        Returns:
+            Whether there may be more to remove.
+        """
         end = time.perf_counter() + budget_s
-        while time.perf_counter() < end:
-            oldest = connection.execute("SELECT generation FROM purge ORDER BY generation LIMIT 1").fetchone()
-            if oldest is None:
-                break
-            _purge_step(connection, oldest[0])
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
+        generation = None
+        try:
+            with storage_faults(self._file.path), transaction(connection, busy_timeout_s):
+                while time.perf_counter() < end:
+                    oldest: list[Any] = connection.execute(
+                        "SELECT generation FROM purge ORDER BY generation LIMIT ?", (len(self._damaged) + 1,)
+                    ).fetchall()
+                    generation = next((one for (one,) in oldest if one not in self._damaged), None)
+                    if generation is None:
+                        return False
+                    _remove_some(connection, generation)
+        except LedgerCorruptError as error:
+            if generation is None:
+                raise
+            self._damaged.add(generation)
+            logger.error("cannot purge generation %d of ledger %s: %s", generation, self._file.path, error)
+        return True
 
 
-def _purge_step(connection: sqlite3.Connection, generation: int) -> None:
+def _remove_some(connection: apsw.Connection, generation: int) -> None:
     base = generation << SEQ_BITS
     first = connection.execute(
-        "SELECT call_rowid FROM call WHERE call_rowid BETWEEN ? AND ? ORDER BY call_rowid LIMIT 1",
-        (base, base | SEQ_MASK),
-    ).fetchone()
-    if first is not None:
-        end = min(first[0] + _STEP_ROWS, (base | SEQ_MASK) + 1)
-        connection.execute("DELETE FROM call WHERE call_rowid >= ? AND call_rowid < ?", (first[0], end))
-    # A row has at most two keys.
-    last_key = connection.execute(
-        "SELECT key FROM block_finder WHERE generation = ? ORDER BY key LIMIT 1 OFFSET ?", (generation, 2 * _STEP_ROWS)
-    ).fetchone()
-    if last_key is not None:
-        connection.execute("DELETE FROM block_finder WHERE generation = ? AND key < ?", (generation, last_key[0]))
-    else:
-        connection.execute("DELETE FROM block_finder WHERE generation = ?", (generation,))
-    rows_left = connection.execute(
-        "SELECT 1 FROM call WHERE call_rowid BETWEEN ? AND ? LIMIT 1", (base, base | SEQ_MASK)
-    ).fetchone()
-    if rows_left is None and last_key is None:
+        "SELECT min(call_rowid) FROM call WHERE call_rowid BETWEEN ? AND ?", (base, base + MAX_ROWS - 1)
+    ).get
+    if first is None:
         connection.execute("DELETE FROM purge WHERE generation = ?", (generation,))
+    else:
+        last = min(first + _STEP_ROWS, base + MAX_ROWS) - 1
+        connection.execute("DELETE FROM call WHERE call_rowid BETWEEN ? AND ?", (first, last))

@@ -1,252 +1,207 @@
-"""How a row of a manifest is laid out in the table `call`, and found again."""
+"""How a row of a ledger is laid out in the table `call`, and read back."""
 
-import sqlite3
-import sys
-import zlib
-from array import array
-from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
+import apsw
 import msgspec
 
 from rollout_control_server.errors import LedgerCorruptError
-from rollout_control_server.ledger.base import CheckedCommit
-from rollout_control_server.ledger.sqlite.schema import BLOCK_ROWS, SEQ_BITS
+from rollout_control_server.ledger.checked_rows import CheckedCommit, CheckedFailure
+from rollout_control_server.ledger.sqlite.schema import MAX_ROWS, SEQ_BITS
+from rollout_control_server.ledger.staging_chains import StagingChains, chain_digest
 from rollout_control_server.records import ParentLookup
 
 __all__ = [
-    "NO_KEY",
-    "SEQ_MASK",
-    "KnownChain",
-    "LongReadError",
+    "INSERT_CALL",
+    "SELECT_CALL",
     "StoredCall",
-    "call_key",
-    "chain_of",
-    "find_calls",
-    "find_in_blocks",
-    "find_parents",
-    "keys_of",
-    "last_block",
-    "lost_rows",
-    "pack_lookup",
-    "parent_key",
-    "stored_commit",
+    "columns_of",
+    "pack_digest",
+    "read_chain",
+    "seq_of",
+    "with_chains",
 ]
 
-SEQ_MASK: Final = (1 << SEQ_BITS) - 1
-
-NO_KEY: Final = -1
-"""Stands for the parent key of a row that is no parent; no key is equal to it."""
-
-_SELECT_CALL: Final = (
-    "SELECT call_rowid, CAST(json AS BLOB), failed, parent_seq, staging_chain, "
-    "context_len, context_digest, fingerprint FROM call "
-)
-_GET_CALL: Final = f"{_SELECT_CALL} WHERE call_rowid = ?"
-
-_IN_LAST_BLOCK: Final = """
-  call_rowid BETWEEN
-    (SELECT max(call_rowid) FROM call WHERE call_rowid BETWEEN :first AND :last) / :block * :block AND :last
+INSERT_CALL: Final = "INSERT INTO call VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+SELECT_CALL: Final = """
+  SELECT call_rowid, CAST(json AS BLOB), recorded_at, model_call_id, reason, parent_seq, staging_chain, chain_digest,
+    fingerprint, fingerprint_version, context_len, context_digest, unserved
+  FROM call
 """
-_GET_LAST_BLOCK: Final = f"{_SELECT_CALL} WHERE {_IN_LAST_BLOCK}"
-_SELECT_LOOKUP: Final = "SELECT call_rowid, fingerprint, CAST(json AS BLOB) FROM call"
-_LAST_LOOKUPS: Final = f"{_SELECT_LOOKUP} WHERE context_len IS NOT NULL AND {_IN_LAST_BLOCK}"
 
-KnownChain = Callable[[int, str], tuple[int, tuple[str, ...]] | None]
-"""Tells the seq and staging chain of a generation's call from memory, or None."""
-
-
-class LongReadError(Exception):
-    """A reading takes more rows than it may."""
-
-
-def lost_rows(rollout_id: str) -> LedgerCorruptError:
-    """Returns the error for a rollout whose rows are not all there: they are numbered from 0 on, without gaps."""
-    return LedgerCorruptError(f"rollout {rollout_id!r} of the ledger has lost rows")
+_ANCESTORS: Final = f"""
+  WITH RECURSIVE ancestor (call_rowid, parent_seq, staging_chain, json) AS (
+    SELECT call_rowid, parent_seq, staging_chain, json FROM call WHERE call_rowid = ?
+    UNION ALL
+    SELECT call.call_rowid, call.parent_seq, call.staging_chain, call.json
+    FROM ancestor
+    JOIN call ON call.call_rowid = (ancestor.call_rowid >> {SEQ_BITS} << {SEQ_BITS}) + ancestor.parent_seq
+    WHERE ancestor.staging_chain IS NULL AND call.call_rowid < ancestor.call_rowid
+  )
+  SELECT parent_seq, staging_chain, CAST(json AS BLOB) FROM ancestor LIMIT ?
+"""
 
 
-class RecordKeys(msgspec.Struct):
-    """What is read out of a row's JSON rather than stored twice."""
+_T = TypeVar("_T")
+
+
+class _Keys(msgspec.Struct):
+    """What is read out of a record's JSON rather than stored twice."""
 
     model_call_id: str
+    staging_key: str
     parent_call_id: str | None = None
-    staging_key: str = ""
-    continuation_fingerprint: str | None = None
-    fingerprint_version: int = 0
 
 
-_KEYS_DECODER: Final = msgspec.json.Decoder(RecordKeys)
+_KEYS_DECODER: Final = msgspec.json.Decoder(_Keys)
 _CHAIN_DECODER: Final = msgspec.json.Decoder(tuple[str, ...])
+_ENCODER: Final = msgspec.json.Encoder()
 
 
 class StoredCall(NamedTuple):
-    """A row of the table `call`, of a record or a failure."""
+    """A row of the table `call`, as SELECT_CALL reads it."""
 
     call_rowid: int
     json: bytes
-    failed: int | None
+    recorded_at: float | None
+    model_call_id: str
+    reason: str | None
     parent_seq: int | None
     staging_chain: str | None
+    chain_digest: bytes | None
+    fingerprint: bytes | str | None
+    fingerprint_version: int | None
     context_len: int | None
     context_digest: bytes | str | None
-    fingerprint: bytes | str | None
+    unserved: str | None
 
-    @property
-    def seq(self) -> int:
-        """The row's place in its rollout."""
-        return self.call_rowid & SEQ_MASK
+    def failure(self, rollout_id: str) -> CheckedFailure:
+        """Returns the failure row that was recorded."""
+        return CheckedFailure(
+            rollout_id, self.model_call_id, self.reason or "", self.json, (self.unserved or "").encode()
+        )
 
-    def keys(self) -> RecordKeys:
-        """Reads the row's JSON."""
-        try:
-            return _KEYS_DECODER.decode(self.json)
-        except msgspec.MsgspecError as error:
-            raise LedgerCorruptError(f"row {self.call_rowid} of the ledger holds no record: {error}") from error
+    def commit(self, rollout_id: str, staging_chain: tuple[str, ...]) -> CheckedCommit:
+        """Returns the commit that was recorded.
 
-    def lookup(self) -> ParentLookup | None:
-        """Returns what `pack_lookup` packed."""
-        if self.context_len is None or self.context_digest is None:
-            return None
-        fingerprint = self.keys().continuation_fingerprint if self.fingerprint is None else _unpack(self.fingerprint)
-        if fingerprint is None:
-            raise LedgerCorruptError(f"row {self.call_rowid} of the ledger has a lookup without a fingerprint")
-        return ParentLookup(fingerprint, self.context_len, _unpack(self.context_digest))
-
-
-def call_key(model_call_id: str) -> int:
-    """Returns the finder's key of a call id."""
-    return zlib.crc32(model_call_id.encode())
-
-
-def parent_key(fingerprint: str, fingerprint_version: int) -> int:
-    """Returns the finder's key of a fingerprint, apart from those of call ids."""
-    return 1 << 32 | zlib.crc32(fingerprint.encode(), fingerprint_version & 0xFFFFFFFF)
-
-
-def last_block(connection: sqlite3.Connection, generation: int) -> list[StoredCall]:
-    """Returns the rows of the block that a rollout's last row is in; nothing if it has lost all of them."""
-    base = generation << SEQ_BITS
-    block = {"first": base, "last": base | SEQ_MASK, "block": BLOCK_ROWS}
-    return [StoredCall(*row) for row in connection.execute(_GET_LAST_BLOCK, block)]
-
-
-def keys_of(calls: Iterable[StoredCall]) -> "array[int]":
-    """Returns the finder's keys of rows: two for each, the second of which may be NO_KEY."""
-    keys = array("q")
-    for call in calls:
-        lookup = call.lookup()
-        record = call.keys()
-        keys.append(call_key(record.model_call_id))
-        keys.append(NO_KEY if lookup is None else parent_key(lookup.fingerprint, record.fingerprint_version))
-    return keys
+        Raises:
+            LedgerCorruptError: Its columns are no commit, or the chain is another.
+        """
+        keys = _decode(_KEYS_DECODER, self.json, self.call_rowid)
+        if chain_digest(staging_chain) != self.chain_digest or keys.model_call_id != self.model_call_id:
+            raise LedgerCorruptError(f"row {self.call_rowid} of the ledger does not agree with its staging chain")
+        lookup = None
+        if self.fingerprint is not None:
+            try:
+                lookup = msgspec.convert(
+                    {
+                        "fingerprint": _unpack(self.fingerprint),
+                        "context_len": self.context_len,
+                        "context_digest": _unpack(self.context_digest),
+                    },
+                    ParentLookup,
+                )
+            except msgspec.ValidationError as error:
+                raise LedgerCorruptError(f"row {self.call_rowid} of the ledger has no whole lookup: {error}") from error
+        return CheckedCommit(
+            rollout_id,
+            self.model_call_id,
+            keys.parent_call_id,
+            keys.staging_key,
+            self.json,
+            staging_chain,
+            self.fingerprint_version or 0,
+            lookup,
+            (self.unserved or "").encode(),
+            self.chain_digest,
+            chain_digest(staging_chain[:-1]),
+        )
 
 
-def find_parents(
-    connection: sqlite3.Connection, generation: int, fingerprint: str, fingerprint_version: int
-) -> list[StoredCall]:
-    """Returns the records of a rollout whose lookup this is."""
-    seqs = set(find_in_blocks(connection, generation, parent_key(fingerprint, fingerprint_version)))
-    # The finder may not have the last block yet.
-    base = generation << SEQ_BITS
-    own, packed = _own_fingerprint(fingerprint), _pack(fingerprint)
-    block = {"first": base, "last": base | SEQ_MASK, "block": BLOCK_ROWS}
-    for call_rowid, stored, json in connection.execute(_LAST_LOOKUPS, block):
-        if own in json if stored is None else stored == packed:
-            seqs.add(call_rowid & SEQ_MASK)
-    found = []
-    for call in find_calls(connection, generation, sorted(seqs)):
-        lookup = call.lookup()
-        if (
-            lookup is not None
-            and lookup.fingerprint == fingerprint
-            and call.keys().fingerprint_version == fingerprint_version
-        ):
-            found.append(call)
-    return found
+def seq_of(call_rowid: int) -> int:
+    """Returns a row's place in its rollout."""
+    return call_rowid & (MAX_ROWS - 1)
 
 
-def find_in_blocks(connection: sqlite3.Connection, generation: int, key: int) -> list[int]:
-    """Returns the places of those rows in whole blocks that a key leads to; the caller verifies that they are meant."""
-    found = connection.execute(
-        "SELECT seq FROM block_finder WHERE generation = ? AND key = ?", (generation, key)
-    ).fetchall()
-    return [seq for (seq,) in found]
+def columns_of(
+    row: CheckedCommit | CheckedFailure, call_rowid: int, recorded_at: float | None, parent_seq: int | None
+) -> tuple[Any, ...]:
+    """Returns what INSERT_CALL takes for a row.
 
-
-def find_calls(connection: sqlite3.Connection, generation: int, seqs: Iterable[int]) -> list[StoredCall]:
-    """Returns the rows of a rollout at these places."""
-    return [_get_call(connection, generation, seq) for seq in seqs]
-
-
-def _get_call(connection: sqlite3.Connection, generation: int, seq: int) -> StoredCall:
-    row = connection.execute(_GET_CALL, (generation << SEQ_BITS | seq,)).fetchone()
-    if row is None:
-        raise LedgerCorruptError(f"generation {generation} of the ledger has lost its row {seq}")
-    return StoredCall(*row)
-
-
-def chain_of(
-    connection: sqlite3.Connection, call: StoredCall, known: KnownChain, at_most: int = sys.maxsize
-) -> tuple[str, ...]:
-    """Returns the staging chain of a record, from its ancestors up to the first whose chain is known or stored.
-
-    Raises:
-        LongReadError: There are more than `at_most` before that one.
+    Args:
+        row: The row.
+        call_rowid: Its id.
+        recorded_at: When it was recorded.
+        parent_seq: The place of the row whose staging chain the row's own continues by its staging key, if there is
+            one; then the chain itself is not stored.
     """
-    generation = call.call_rowid >> SEQ_BITS
-    below: list[str] = []
-    while True:
-        if call.staging_chain is not None:
-            chain = _CHAIN_DECODER.decode(call.staging_chain)
-            break
-        keys = call.keys()
-        remembered = known(generation, keys.model_call_id)
-        if remembered is not None:
-            chain = remembered[1]
-            break
-        below.append(keys.staging_key)
-        if call.parent_seq is None:
-            chain = ()
-            break
-        if len(below) > at_most:
-            raise LongReadError
-        if call.parent_seq >= call.seq:
-            raise LedgerCorruptError(f"row {call.call_rowid} of the ledger comes before its parent")
-        call = _get_call(connection, generation, call.parent_seq)
-    return (*chain, *reversed(below))
-
-
-def stored_commit(rollout_id: str, call: StoredCall, staging_chain: tuple[str, ...]) -> CheckedCommit:
-    """Returns the commit that was recorded as this row."""
-    keys = call.keys()
-    return CheckedCommit(
-        rollout_id,
-        keys.model_call_id,
-        keys.parent_call_id,
-        keys.staging_key,
-        call.json,
-        staging_chain,
-        keys.fingerprint_version,
-        call.lookup(),
+    unserved = row.unserved_json.decode() or None
+    if isinstance(row, CheckedFailure):
+        return (
+            call_rowid, row.failure_json.decode(), recorded_at, row.model_call_id, row.reason,
+            None, None, None, None, None, None, None, unserved,
+        )  # fmt: skip
+    continues = parent_seq is not None or row.staging_chain == (row.staging_key,)
+    lookup = row.lookup
+    return (
+        call_rowid,
+        row.record_json.decode(),
+        recorded_at,
+        row.model_call_id,
+        None,
+        parent_seq,
+        None if continues else _ENCODER.encode(row.staging_chain).decode(),
+        row.chain_digest,
+        None if lookup is None else pack_digest(lookup.fingerprint),
+        row.fingerprint_version,
+        None if lookup is None else lookup.context_len,
+        None if lookup is None else pack_digest(lookup.context_digest),
+        unserved,
     )
 
 
-def pack_lookup(commit: CheckedCommit) -> tuple[int | None, bytes | str | None, bytes | str | None]:
-    """Returns a commit's lookup as the columns context_len, context_digest and fingerprint."""
-    lookup = commit.lookup
-    if lookup is None:
-        return None, None, None
-    # Where the fingerprint is the record's own, as it is in Gym, the JSON has it.
-    own = _own_fingerprint(lookup.fingerprint) in commit.record_json
-    return lookup.context_len, _pack(lookup.context_digest), None if own else _pack(lookup.fingerprint)
+def read_chain(
+    connection: apsw.Connection, call: StoredCall, chains: StagingChains, at_most: int
+) -> tuple[str, ...] | None:
+    """Returns the staging chain of a record, from memory or from its ancestors, or None if there are more than so many.
+
+    Raises:
+        LedgerCorruptError: An ancestor is lost or damaged.
+    """
+    if call.staging_chain is None and call.chain_digest is not None:
+        key = _decode(_KEYS_DECODER, call.json, call.call_rowid).staging_key
+        remembered = chains.find(key, call.chain_digest)
+        if remembered is not None:
+            return remembered
+    ancestors: list[Any] = connection.execute(_ANCESTORS, (call.call_rowid, at_most + 1)).fetchall()
+    if len(ancestors) > at_most:
+        return None
+    return _chain_of(ancestors, call.call_rowid)
 
 
-def _own_fingerprint(fingerprint: str) -> bytes:
-    """Returns how a record's JSON has this fingerprint, if it is the record's own."""
-    return msgspec.json.encode({"continuation_fingerprint": fingerprint})[1:-1]
+def with_chains(calls: Iterable[StoredCall]) -> Iterator[tuple[StoredCall, tuple[str, ...]]]:
+    """Yields all rows of a rollout, in their order, each record with its staging chain; a failure has none.
+
+    Raises:
+        LedgerCorruptError: A row is damaged.
+    """
+    chains: dict[int, tuple[str, ...]] = {}
+    for call in calls:
+        if call.reason is not None:
+            yield call, ()
+            continue
+        above: Sequence[str] = ()
+        if call.parent_seq is not None:
+            if call.parent_seq not in chains:
+                raise LedgerCorruptError(f"row {call.call_rowid} of the ledger has lost its parent")
+            above = chains[call.parent_seq]
+        chain = _own_chain(call.staging_chain, call.json, call.call_rowid, above)
+        chains[seq_of(call.call_rowid)] = chain
+        yield call, chain
 
 
-def _pack(text: str) -> bytes | str:
+def pack_digest(text: str) -> bytes | str:
     """Returns 64 lower-case hex digits as their 32 bytes, and any other text as it is."""
     if len(text) == 64:
         try:
@@ -258,5 +213,26 @@ def _pack(text: str) -> bytes | str:
     return text
 
 
-def _unpack(stored: bytes | str) -> str:
+def _chain_of(ancestors: list[tuple[int | None, str | None, bytes]], call_rowid: int) -> tuple[str, ...]:
+    if not ancestors or (ancestors[-1][0] is not None and ancestors[-1][1] is None):
+        raise LedgerCorruptError(f"row {call_rowid} of the ledger has lost an ancestor")
+    _, staging_chain, json = ancestors[-1]
+    chain = _own_chain(staging_chain, json, call_rowid, ())
+    return (*chain, *(_decode(_KEYS_DECODER, json, call_rowid).staging_key for _, _, json in reversed(ancestors[:-1])))
+
+
+def _own_chain(staging_chain: str | None, json: bytes, call_rowid: int, above: Sequence[str]) -> tuple[str, ...]:
+    if staging_chain is not None:
+        return _decode(_CHAIN_DECODER, staging_chain, call_rowid)
+    return (*above, _decode(_KEYS_DECODER, json, call_rowid).staging_key)
+
+
+def _decode(decoder: "msgspec.json.Decoder[_T]", stored: bytes | str, call_rowid: int) -> _T:
+    try:
+        return decoder.decode(stored)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise LedgerCorruptError(f"row {call_rowid} of the ledger is damaged: {error}") from error
+
+
+def _unpack(stored: Any) -> Any:
     return stored.hex() if isinstance(stored, bytes) else stored

@@ -1,127 +1,81 @@
-"""The layout of a ledger's file, how one is made, and how one is known."""
+"""The layout of a ledger's file, how a new one is made, and how one is known."""
 
 import os
-import sqlite3
 import uuid
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
+
+import apsw
 
 from rollout_control_server.errors import LedgerRefusedError
+from rollout_control_server.ledger.sqlite.connections import (
+    CHECKSUM_BYTES,
+    check_reserved_bytes,
+    connect,
+    transaction,
+)
 
-__all__ = [
-    "APPLICATION_ID",
-    "BLOCK_ROWS",
-    "MIGRATIONS",
-    "PAGE_BYTES",
-    "SEQ_BITS",
-    "connect",
-    "create_ledger",
-    "open_ledger_file",
-]
+__all__ = ["MAX_ROWS", "SCHEMA", "SEQ_BITS", "VERSION", "create_ledger", "mark_as_ledger", "schema_version", "use_wal"]
 
 APPLICATION_ID: Final = 0x52434C47
 """`RCLG`, in the file's header: what `file` and other programs know a ledger by."""
 
+VERSION: Final = 3
+"""The version of the layout, in the header's `user_version`."""
+
 SEQ_BITS: Final = 24
-"""A row's id is its rollout's generation, shifted by this, and its place in the rollout.
+MAX_ROWS: Final = 2**SEQ_BITS
+"""Rows of one rollout. A row's id is its rollout's generation, shifted by SEQ_BITS, and its place in the rollout.
 
-So the rows of a rollout lie together and in order, whatever other rollouts record between them.
+So the rows of a rollout lie together and in order, whatever other rollouts record between them, and numbers without a
+gap show that none is missing.
 """
 
-PAGE_BYTES: Final = 8192
-"""Of a new file. A page takes eight calls of the usual size, which the columns of `call` are laid out for.
+_PAGE_BYTES: Final = 8192
+"""Of a new file. A page takes seven calls of the usual size, of which a page of 4096 bytes would take three."""
 
-A manifest is read page by page, and a record writes one whole.
-"""
-
-BLOCK_ROWS: Final = 16
-"""How many rows of a rollout enter the finder together: those with places 0 to 15, 16 to 31, and so on."""
-
-_TO_VERSION_1: Final = (
-    # A rollout that has rows has a generation; a fence has none, and its time. So a fence costs its id and 14 bytes.
+SCHEMA: Final = (
+    # A rollout that has rows has a generation; a fence has none, and the time when it was set.
     """
     CREATE TABLE rollout (
       rollout_id TEXT PRIMARY KEY,
       generation INTEGER,
-      fenced_at INTEGER, -- Unix time in milliseconds
-      CHECK ((generation IS NULL) <> (fenced_at IS NULL))
+      retired_at REAL, -- Unix time in seconds, as all times
+      imported_at REAL,
+      imported_rows INTEGER, -- how many of the rows the import brought
+      failures INTEGER, -- null: none
+      CHECK ((generation IS NULL) <> (retired_at IS NULL))
     ) STRICT, WITHOUT ROWID
     """,
-    # One row of a manifest. The size of an average one decides how many fit a page: eight, of 8192 bytes. So the lookup
-    # keeps a digest as 32 bytes, and its fingerprint only where the record doesn't have it.
-    """
+    "CREATE INDEX rollout_with_failures ON rollout (rollout_id) WHERE failures > 0",
+    # One row of a manifest, a record or a failure.
+    f"""
     CREATE TABLE call (
-      call_rowid INTEGER PRIMARY KEY, -- generation << 24 | seq
-      json TEXT NOT NULL,
-      failed INTEGER, -- 1 for a failure row
-      parent_seq INTEGER, -- set when staging_chain is null and not just this call's own key
-      staging_chain TEXT, -- JSON; null: the chain of the parent_seq, if any, and this call's own key
-      context_len INTEGER, -- null: the call has no lookup
+      call_rowid INTEGER PRIMARY KEY, -- generation << {SEQ_BITS} | place in the rollout
+      generation INTEGER AS (call_rowid >> {SEQ_BITS}) VIRTUAL,
+      json TEXT NOT NULL, -- what the manifest shows
+      recorded_at REAL, -- null: a file of version 2 or older did not keep it
+      model_call_id TEXT NOT NULL,
+      reason TEXT, -- of a failure row; null: a record, which alone uses the columns below
+      parent_seq INTEGER, -- place of the call whose staging chain, with this call's staging key, is this call's
+      staging_chain TEXT, -- JSON; null: the chain of parent_seq, if any, and this call's staging key
+      chain_digest BLOB, -- of the whole staging chain
+      fingerprint ANY, -- of the lookup; null: the call has none
+      fingerprint_version INTEGER,
+      context_len INTEGER,
       context_digest ANY,
-      fingerprint ANY -- null: the lookup's is the record's continuation_fingerprint
+      unserved TEXT -- JSON of fields that only an export shows
     ) STRICT
     """,
-    # Finds a rollout's rows by a 32-bit hash of the call id or of the fingerprint; every find is verified. One table
-    # for both, so that a record touches one page of it.
-    """
-    CREATE TABLE finder (
-      generation INTEGER NOT NULL,
-      key INTEGER NOT NULL,
-      seq INTEGER NOT NULL,
-      PRIMARY KEY (generation, key, seq)
-    ) STRICT, WITHOUT ROWID
-    """,
+    "CREATE UNIQUE INDEX recorded_call ON call (generation, model_call_id) WHERE reason IS NULL",
+    "CREATE UNIQUE INDEX failed_call ON call (generation, model_call_id, reason) WHERE reason IS NOT NULL",
+    "CREATE INDEX parent ON call (generation, fingerprint, fingerprint_version) WHERE fingerprint IS NOT NULL",
     # Generations that no rollout has any more, and whose rows are still to be removed.
     "CREATE TABLE purge (generation INTEGER PRIMARY KEY) STRICT",
+    # The last generation that was given to a rollout; none is ever given twice.
     "CREATE TABLE newest_generation (generation INTEGER NOT NULL) STRICT",
     "INSERT INTO newest_generation VALUES (0)",
 )
-
-_TO_VERSION_2: Final = (
-    # The keys of 16 rows of a rollout are inserted together, once those are there, so that most records touch no page
-    # of this table. It has another name, so that a program of version 1 that has the file open stops writing to it.
-    "ALTER TABLE finder RENAME TO block_finder",
-    """
-    DELETE FROM block_finder WHERE seq >= (
-      SELECT (max(call_rowid) & 16777215) + 1 & ~15 FROM call
-      WHERE call_rowid BETWEEN generation << 24 AND generation << 24 | 16777215
-    )
-    """,
-)
-
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_TO_VERSION_1, _TO_VERSION_2)
-"""The statements that bring a file from the schema version that is their index to the next.
-
-A new file runs through all of them, so it is laid out as a migrated one.
-"""
-
-
-def connect(path: Path, *, create: bool = False, busy_timeout_s: float) -> sqlite3.Connection:
-    """Opens a connection that never checkpoints by itself; the caller serialises its use."""
-    connection = sqlite3.connect(
-        f"file:{quote(str(path))}?mode={'rwc' if create else 'rw'}",
-        uri=True,
-        timeout=busy_timeout_s,
-        isolation_level=None,
-        check_same_thread=False,
-    )
-    try:
-        # The sync of the WAL at every commit is what makes an acknowledged write outlive a power cut.
-        connection.execute("PRAGMA synchronous = FULL")
-        # Checkpoints are made by the writer only, see there.
-        connection.execute("PRAGMA wal_autocheckpoint = 0")
-        # The commit that begins the WAL anew cuts the rest off, see there too.
-        connection.execute("PRAGMA journal_size_limit = 0")
-        # Some builds overwrite what is deleted, which doubles a purge's work. Nothing here is secret.
-        connection.execute("PRAGMA secure_delete = OFF")
-        # SQLite's authors advise against memory-mapped files where other processes write.
-        connection.execute("PRAGMA mmap_size = 0")
-        connection.execute("PRAGMA cache_size = -2000")  # KiB
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 def create_ledger(path: Path) -> None:
@@ -139,15 +93,16 @@ def create_ledger(path: Path) -> None:
     _refuse_leftovers(path)
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
     try:
-        connection = connect(unfinished, create=True, busy_timeout_s=0)
+        connection = connect(unfinished, create=True)
         try:
-            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-            if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
-                raise LedgerRefusedError(
-                    f"{path} lies on a file system without memory that processes share, which SQLite's WAL needs: "
-                    "put the ledger on a local disk, or use PostgresLedger (postgresql://...)"
-                )
-            _migrate(connection, 0)
+            connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+            connection.reserve_bytes("main", CHECKSUM_BYTES)
+            use_wal(connection, path)
+            with transaction(connection, 0):
+                for statement in SCHEMA:
+                    connection.execute(statement)
+                mark_as_ledger(connection, VERSION)
+            check_reserved_bytes(connection, path)
         finally:
             # Also copies the WAL into the file and syncs it: this is its only connection.
             connection.close()
@@ -159,6 +114,44 @@ def create_ledger(path: Path) -> None:
         for leftover in (unfinished, *unfinished.parent.glob(f"{unfinished.name}-*")):
             leftover.unlink(missing_ok=True)
     _sync_directory(path.parent)
+
+
+def use_wal(connection: apsw.Connection, path: Path) -> None:
+    """Puts the file into WAL mode, where it is in another.
+
+    Raises:
+        LedgerRefusedError: The file system does not let it.
+        apsw.BusyError: Somebody uses the file in the other mode.
+    """
+    if connection.pragma("journal_mode") != "wal" and connection.pragma("journal_mode", "wal") != "wal":
+        raise LedgerRefusedError(
+            f"{path} cannot be put into WAL mode: its file system has no memory that processes share. Put the ledger "
+            "on a local disk, or use PostgresLedger (postgresql://...)"
+        )
+
+
+def mark_as_ledger(connection: apsw.Connection, version: int) -> None:
+    """Writes into the header that this is a ledger, and of which version."""
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {version}")
+
+
+def schema_version(connection: apsw.Connection, path: Path) -> int:
+    """Returns the version of the ledger's layout.
+
+    Raises:
+        LedgerRefusedError: The file is no ledger.
+    """
+    application_id = connection.pragma("application_id")
+    if path.stat().st_size == 0:
+        raise LedgerRefusedError(f"{path} is empty, and a ledger never is: remove it, and a new ledger is made")
+    if application_id != APPLICATION_ID:
+        raise LedgerRefusedError(
+            f"{path} is the database of another program (application id {application_id:#x}): "
+            "name another file for the ledger"
+        )
+    version: int = connection.execute("PRAGMA user_version").get
+    return version
 
 
 def _refuse_leftovers(path: Path) -> None:
@@ -174,70 +167,6 @@ def _refuse_leftovers(path: Path) -> None:
                 f"{leftover} is there, and the ledger {path} that it belongs to is not: put the file back, or, if its "
                 f"rows are not needed, remove {path.name}-wal and {path.name}-shm"
             )
-
-
-def open_ledger_file(path: Path, *, busy_timeout_s: float) -> sqlite3.Connection:
-    """Opens a ledger's file, brings an older ledger to this version, and refuses what is no ledger.
-
-    Raises:
-        LedgerRefusedError: The file is no ledger, or one of a newer version.
-    """
-    try:
-        connection = connect(path, busy_timeout_s=busy_timeout_s)
-        try:
-            _prepare_schema(connection, path)
-        except BaseException:
-            connection.close()
-            raise
-    except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
-            raise LedgerRefusedError(f"{path} is no SQLite database: name another file for the ledger") from error
-        raise
-    return connection
-
-
-def _prepare_schema(connection: sqlite3.Connection, path: Path) -> None:
-    if _check_schema(connection, path) < len(MIGRATIONS):
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            # Asked again under the write lock: another process may have migrated it.
-            _migrate(connection, _check_schema(connection, path))
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-
-
-def _check_schema(connection: sqlite3.Connection, path: Path) -> int:
-    """Returns the ledger's schema version.
-
-    Raises:
-        LedgerRefusedError: The file is no ledger, or one of a newer version.
-    """
-    application_id = connection.execute("PRAGMA application_id").fetchone()[0]
-    if path.stat().st_size == 0:
-        raise LedgerRefusedError(f"{path} is empty, and a ledger never is: remove it, and a new ledger is made")
-    if application_id != APPLICATION_ID:
-        raise LedgerRefusedError(
-            f"{path} is the database of another program (application id {application_id:#x}): "
-            "name another file for the ledger"
-        )
-    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > len(MIGRATIONS):
-        raise LedgerRefusedError(
-            f"{path} has schema version {version}, and this program knows versions up to {len(MIGRATIONS)}: "
-            "upgrade rollout-control, or name another file for the ledger"
-        )
-    return version
-
-
-def _migrate(connection: sqlite3.Connection, version: int) -> None:
-    for migration in MIGRATIONS[version:]:
-        for statement in migration:
-            connection.execute(statement)
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
 
 def _sync_directory(directory: Path) -> None:

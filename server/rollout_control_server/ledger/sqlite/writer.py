@@ -4,22 +4,20 @@ import asyncio
 import copy
 import logging
 import queue
-import sqlite3
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar
 
-from rollout_control_server.errors import LedgerClosedError, LedgerError, LedgerUnavailableError
-from rollout_control_server.ledger.sqlite.chains import ChainCache
-from rollout_control_server.ledger.sqlite.checkpoint import Checkpointer
+import apsw
+
+from rollout_control_server.errors import LedgerClosedError, LedgerConflictError, LedgerUnavailableError
+from rollout_control_server.ledger.sqlite.checkpoint import Checkpoints
+from rollout_control_server.ledger.sqlite.connections import transaction
 from rollout_control_server.ledger.sqlite.faults import storage_faults
 from rollout_control_server.ledger.sqlite.file import LedgerFile
-from rollout_control_server.ledger.sqlite.locking import begin_immediate
-from rollout_control_server.ledger.sqlite.purge import purge_is_due, purge_some
-from rollout_control_server.ledger.sqlite.reader import open_same_file
-from rollout_control_server.ledger.sqlite.schema import PAGE_BYTES
-from rollout_control_server.ledger.sqlite.writes import RolloutStates, WriteTransaction
+from rollout_control_server.ledger.sqlite.purge import Purge
+from rollout_control_server.ledger.sqlite.reading import open_same_file
 
 __all__ = ["Writer"]
 
@@ -30,31 +28,31 @@ _Outcome = Any
 """What a job returned, or the exception that it raised."""
 
 _MAX_JOBS: Final = 128
-"""Of 256 tasks, half prepare their next record while those of the other half are committed."""
+"""At most this many writes share a transaction. Larger groups commit no faster (bench record, 256 tasks)."""
 
 _PURGE_S: Final = 0.001
+"""How long a step of the purge takes, so that readers and writers hardly notice one."""
 _FIRST_PURGE_SHARE: Final = 0.05
-_LAST_PURGE_SHARE: Final = 0.2
+_LAST_PURGE_SHARE: Final = 0.5
 _PURGE_SHARE_GROWTH: Final = 0.01
 """How much of its time the writer purges, and by how much more each second that a purge goes on.
 
-So reads and writes hardly notice a step's end, and where rollouts are removed all the time, the purge keeps up.
+A purge that ends within seconds takes little from the writes; one that goes on because rollouts are removed all the
+time keeps up with them.
 """
+_PURGE_LOOK_S: Final = 0.2
+"""How long after a write, at most, a handle looks for rows to purge: its own, or what another process left."""
 _PURGE_RETRY_S: Final = 0.5
-_PURGE_LOOK_S: Final = 1.0
-"""How often, at most, a handle that has written looks for what another one left to be purged."""
-_WAL_LOOK_BYTES: Final = 2**20
-"""By how much the WAL may grow, about, until its size is looked at."""
 
 
 class _Job(NamedTuple):
-    run: Callable[[WriteTransaction], Any]
+    run: Callable[[apsw.Connection], Any]
     future: asyncio.Future[Any]
 
 
-class _Connections(NamedTuple):
-    writing: sqlite3.Connection
-    lock_holder: sqlite3.Connection
+class _Writing(NamedTuple):
+    connection: apsw.Connection
+    checkpoints: Checkpoints
 
 
 class Writer:
@@ -63,29 +61,24 @@ class Writer:
     A transaction costs one sync of the disk however many jobs it holds. Every job has its own outcome; outcomes go back
     to each event loop in one call.
 
-    The thread and its connections come with the first job. It is a daemon: a process that ends without closing its
+    The thread and its connection come with the first job. It is a daemon: a process that ends without closing its
     ledger must not hang, and what was acknowledged is durable.
     """
 
-    def __init__(self, file: LedgerFile, chains: ChainCache, busy_timeout_s: float) -> None:
+    def __init__(self, file: LedgerFile, busy_timeout_s: float) -> None:
         self._file: Final = file
-        self._chains: Final = chains
         self._busy_timeout_s: Final = busy_timeout_s
         self._lock: Final = threading.Lock()
         self._queue: Final[queue.SimpleQueue[_Job | None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False
-        self._connections: _Connections | None = None
-        self._states = RolloutStates()
+        self._writing: _Writing | None = None
+        self._purge: Final = Purge(file)
         self._next_purge: float | None = None
         self._purge_begun: float | None = None
-        self._next_purge_look: float | None = None
-        self._last_purge_look = 0.0
-        self._bytes_since_wal_look = 0
-        self._untidy = False
-        self._checkpointer: Final = Checkpointer(file, busy_timeout_s)
+        self._maintenance_failed = False
 
-    async def run(self, job: Callable[[WriteTransaction], _T]) -> _T:
+    async def run(self, job: Callable[[apsw.Connection], _T]) -> _T:
         """Runs the job in the next transaction, and returns what it returned once that is durable."""
         future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         with self._lock:
@@ -125,14 +118,13 @@ class Writer:
                     jobs.append(entry)
             if jobs:
                 _deliver(jobs, self._commit(jobs))
-            self._keep_house()
-        self._close_connections()
+            self._do_maintenance()
+        self._close_connection()
 
     def _next_entries(self) -> list[_Job | None]:
-        """Waits for something to do, and returns all that has queued up; nothing when the purge, or a look, is due."""
+        """Waits for something to do, and returns all that has queued up; nothing when a step of the purge is due."""
         try:
-            due = self._next_purge_look if self._next_purge is None else self._next_purge
-            timeout = None if due is None else max(0, due - time.perf_counter())
+            timeout = None if self._next_purge is None else max(0, self._next_purge - time.perf_counter())
             first = self._queue.get(timeout=timeout)
         except queue.Empty:
             return []
@@ -143,106 +135,73 @@ class Writer:
         try:
             return self._transaction(jobs)
         except LedgerUnavailableError as error:
-            self._close_connections()
+            self._close_connection()
             return [copy.copy(error) for _ in jobs]
         except Exception as error:
             # One of them is at fault, or the pages that it needs: each alone, so that none fails its neighbours.
             return [error] if len(jobs) == 1 else [outcome for job in jobs for outcome in self._commit([job])]
 
     def _transaction(self, jobs: list[_Job]) -> list[_Outcome]:
+        outcomes: list[_Outcome] = []
         with storage_faults(self._file.path):
-            connection = self._open().writing
-            changes = connection.total_changes
-            begin_immediate(connection, self._busy_timeout_s)
-            try:
-                transaction = WriteTransaction(connection, self._states, self._chains)
-                outcomes: list[_Outcome] = []
+            connection = self._open().connection
+            with transaction(connection, self._busy_timeout_s):
                 for job in jobs:
                     try:
-                        outcomes.append(job.run(transaction))
-                    except LedgerError as error:  # it had not changed anything
+                        outcomes.append(job.run(connection))
+                    except LedgerConflictError as error:  # it has changed nothing
                         outcomes.append(error)
-                transaction.flush()
-                connection.execute("COMMIT")
-            except BaseException:
-                self._states = RolloutStates()
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
         # Again, for the file may have gone meanwhile, and with it what was just committed.
         self._file.check()
-        transaction.committed()
-        # A change writes a page at most, but for what is too large for one.
-        self._bytes_since_wal_look += (connection.total_changes - changes) * PAGE_BYTES + transaction.new_bytes
-        if transaction.has_abandoned_rows:
-            self._next_purge_look = time.perf_counter()
-        elif self._next_purge_look is None:
-            self._next_purge_look = self._last_purge_look + _PURGE_LOOK_S
+        if self._next_purge is None:
+            self._next_purge = time.perf_counter() + _PURGE_LOOK_S
         return outcomes
 
-    def _open(self) -> _Connections:
+    def _open(self) -> _Writing:
         self._file.check()
-        if self._connections is None:
-            writing = open_same_file(self._file, busy_timeout_s=self._busy_timeout_s)
-            self._connections = _Connections(writing, open_same_file(self._file, busy_timeout_s=self._busy_timeout_s))
-            for connection in self._connections:
-                connection.execute("PRAGMA busy_timeout = 0")  # see begin_immediate
-            self._states = RolloutStates()
-        return self._connections
+        if self._writing is None:
+            connection = open_same_file(self._file)
+            self._writing = _Writing(connection, Checkpoints(connection, self._file))
+        return self._writing
 
-    def _close_connections(self) -> None:
-        """Lets the next write open new ones: one that met a read-only file stays read-only."""
-        for connection in self._connections or ():
-            connection.close()
-        self._connections = None
+    def _close_connection(self) -> None:
+        """Lets the next write open a new one: one that met a read-only file stays read-only."""
+        if self._writing is not None:
+            self._writing.connection.close()
+        self._writing = None
 
-    def _purge_is_due(self) -> bool:
-        return self._next_purge is not None and self._next_purge <= time.perf_counter()
-
-    def _keep_house(self) -> None:
-        """Purges a little and checkpoints, if that is due.
-
-        A task that records one call after another waits for this, so it rarely asks the system for anything.
-        """
+    def _do_maintenance(self) -> None:
+        """Purges a little and checkpoints, if that is due."""
         try:
-            with storage_faults(self._file.path):
-                purge = self._purge_is_due()
-                connections = self._open() if purge else self._connections
-                if connections is None:
-                    self._next_purge_look = None
-                    return
-                connection, lock_holder = connections
-                now = time.perf_counter()
-                if purge:
-                    self._purge_a_little(connection)
-                elif self._next_purge is None and self._next_purge_look is not None and now >= self._next_purge_look:
-                    self._last_purge_look, self._next_purge_look = now, None
-                    if purge_is_due(connection):
-                        self._next_purge = now
-                if self._bytes_since_wal_look >= _WAL_LOOK_BYTES or self._next_purge is not None:
-                    self._bytes_since_wal_look = 0
-                    self._checkpointer.run_if_due(connection, lock_holder)
-            self._untidy = False
+            if self._next_purge is not None and self._next_purge <= time.perf_counter():
+                self._purge_a_little()
+            if self._writing is not None:
+                with storage_faults(self._file.path):
+                    self._writing.checkpoints.run_if_due()
+            self._maintenance_failed = False
         except Exception as error:
             # Whatever it is must not end the thread that everybody's writes wait for.
-            if not self._untidy:
-                logger.warning("the ledger %s is not purged for now", self._file.path, exc_info=error)
-            self._untidy = True
-            self._close_connections()
+            if not self._maintenance_failed:
+                logger.warning(
+                    "the ledger %s is neither purged nor checkpointed for now", self._file.path, exc_info=error
+                )
+            self._maintenance_failed = True
+            self._close_connection()
             if self._next_purge is not None:
                 self._next_purge = time.perf_counter() + _PURGE_RETRY_S
 
-    def _purge_a_little(self, connection: sqlite3.Connection) -> None:
+    def _purge_a_little(self) -> None:
         begun = time.perf_counter()
+        with storage_faults(self._file.path):
+            connection = self._open().connection
+        if not self._purge.run(connection, _PURGE_S, self._busy_timeout_s):
+            self._next_purge = self._purge_begun = None
+            return
         if self._purge_begun is None:
             self._purge_begun = begun
-        purge_some(connection, _PURGE_S, self._busy_timeout_s)
         share = min(_FIRST_PURGE_SHARE + _PURGE_SHARE_GROWTH * (begun - self._purge_begun), _LAST_PURGE_SHARE)
         ended = time.perf_counter()
-        if purge_is_due(connection):
-            self._next_purge = ended + (ended - begun) * (1 / share - 1)
-        else:
-            self._next_purge = self._purge_begun = None
+        self._next_purge = ended + (ended - begun) * (1 / share - 1)
 
 
 def _deliver(jobs: list[_Job], outcomes: list[_Outcome]) -> None:

@@ -1,7 +1,6 @@
-"""How a handle reads: short readings in the event loop, long ones in a thread."""
+"""Where a handle reads: short readings in the event loop, long ones in a thread."""
 
 import asyncio
-import sqlite3
 import sys
 import threading
 import time
@@ -9,12 +8,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
+import apsw
+
+from rollout_control_server.ledger.sqlite.connections import check_reserved_bytes, connect
 from rollout_control_server.ledger.sqlite.faults import storage_faults
 from rollout_control_server.ledger.sqlite.file import LedgerFile
-from rollout_control_server.ledger.sqlite.rows import LongReadError
-from rollout_control_server.ledger.sqlite.schema import connect
+from rollout_control_server.ledger.sqlite.reads import LongReadError
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "open_same_file"]
 
 _T = TypeVar("_T")
 
@@ -29,24 +30,25 @@ class Reader:
     A manifest of 10 calls takes 20 us to read. To hand that to a thread and back takes 50 us more, and more again when
     another thread wants the interpreter. What is read was mostly written minutes ago, so it is in the page cache. So a
     reading of up to some hundred rows is made where it is asked for, which holds the event loop for as long as encoding
-    a response does. A longer one is made in a thread. When two short ones running took long, the disk is slow or the
-    cache is cold: then all readings go to the thread for a second. (When one did, something else had the processor.)
+    a response does. A longer one is made in a thread. Two consecutive short readings over _SLOW_READ_S move all
+    readings to the thread for _SLOW_TIME_S, because the disk is slow or the cache is cold; a single one may be the
+    fault of another process that had the processor.
 
     Args:
         file: The ledger's file.
         connection: The connection of short readings; the reader closes it.
     """
 
-    def __init__(self, file: LedgerFile, connection: sqlite3.Connection) -> None:
+    def __init__(self, file: LedgerFile, connection: apsw.Connection) -> None:
         self._file: Final = file
         self._connection: Final = connection
         self._lock: Final = threading.Lock()
         self._slow_until = 0.0
         self._last_was_slow = False
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sqlite-ledger-reader")
-        self._thread_connection: sqlite3.Connection | None = None
+        self._thread_connection: apsw.Connection | None = None
 
-    async def run(self, read: Callable[[sqlite3.Connection, int], _T]) -> _T:
+    async def run(self, read: Callable[[apsw.Connection, int], _T]) -> _T:
         """Returns what `read` returns, which takes a connection and how many rows it may read.
 
         `read` raises LongReadError if it would take more rows than that.
@@ -67,7 +69,7 @@ class Reader:
                 self._last_was_slow = slow
         return await self.run_in_thread(read)
 
-    async def run_in_thread(self, read: Callable[[sqlite3.Connection, int], _T]) -> _T:
+    async def run_in_thread(self, read: Callable[[apsw.Connection, int], _T]) -> _T:
         """Returns what `read` returns, which is known to take long: it may read any number of rows."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run_in_thread, read)
 
@@ -83,25 +85,27 @@ class Reader:
                 self._thread_connection.close()
             self._connection.close()
 
-    def _run_in_thread(self, read: Callable[[sqlite3.Connection, int], _T]) -> _T:
+    def _run_in_thread(self, read: Callable[[apsw.Connection, int], _T]) -> _T:
         with storage_faults(self._file.path):
             if self._thread_connection is None:
-                self._thread_connection = open_same_file(self._file, busy_timeout_s=0)
+                self._thread_connection = open_same_file(self._file)
             self._file.check()
             return read(self._thread_connection, sys.maxsize)
 
 
-def open_same_file(file: LedgerFile, *, busy_timeout_s: float) -> sqlite3.Connection:
+def open_same_file(file: LedgerFile) -> apsw.Connection:
     """Opens another connection to the file that the handle has open, and to no other.
 
     Raises:
         LedgerUnavailableError: The path no longer names that file.
     """
     file.check()
-    connection = connect(file.path, busy_timeout_s=busy_timeout_s)
+    connection = connect(file.path)
     try:
         # A first reading opens the WAL; only now it is known which file and which WAL this connection has.
         connection.execute("SELECT 1 FROM newest_generation").fetchone()
+        check_reserved_bytes(connection, file.path)
+        connection.set_busy_timeout(0)
         file.check()
     except BaseException:
         connection.close()
