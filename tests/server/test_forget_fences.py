@@ -32,8 +32,8 @@ def forget_fences(path: Path, *arguments: str) -> Result:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ((), ["kept: 1,200 fences, which cost about 0.030 MB of storage"]),
-        (("--older-than", "12h"), ["forgotten: 0 fences", "kept: 1,200 fences, which cost about 0.030 MB of storage"]),
+        ((), ["kept: 1,200 fences, which cost about 0.037 MB of storage"]),
+        (("--older-than", "12h"), ["forgotten: 0 fences", "kept: 1,200 fences, which cost about 0.037 MB of storage"]),
         (("--older-than", "0s"), ["forgotten: 1,200 fences", "kept: 0 fences, which cost about 0.000 MB of storage"]),
     ],
 )
