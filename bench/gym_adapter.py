@@ -212,10 +212,10 @@ def place_of(function: tuple[str, int, str]) -> str:
     for part, place in {
         "nemo_gym/token_id_capture/fingerprint": "Gym's hashing (fingerprint.py)",
         "/json/": "Gym's hashing (fingerprint.py)",
-        "rollout_control_server/gym.py": "the adapter (gym.py)",
+        "rollout_control_server/gym/": "the adapter",
         "rollout_control_server/": "the ledger",
-        "asyncio": "asyncio: waiting for the writer's thread",
-        "selectors": "asyncio: waiting for the writer's thread",
+        "asyncio": "asyncio: waiting for the threads of the ledger",
+        "selectors": "asyncio: waiting for the threads of the ledger",
     }.items():
         if part in file:
             return place

@@ -7,7 +7,7 @@ import msgspec
 from rollout_control_server.ledger.base import CaptureLedger, ManifestsRead
 from rollout_control_server.ledger.bulk_answer import BulkAnswer
 from rollout_control_server.problems import is_retired
-from rollout_control_server.records import RolloutManifest
+from rollout_control_server.records import CallRecord, RolloutManifest
 
 __all__ = ["DEFAULT_ANSWER_LIMIT", "join_manifests", "read_manifest", "read_manifests"]
 
@@ -15,13 +15,18 @@ DEFAULT_ANSWER_LIMIT: Final = 4 * 2**20
 """Bytes of manifests in one bulk answer: some hundreds of usual rollouts, in little of a server's memory."""
 
 _MANIFEST_DECODER: Final = msgspec.json.Decoder(RolloutManifest)
+_REQUIRED_FIELDS: Final = frozenset(
+    field.name for field in msgspec.structs.fields(CallRecord) if field.default is not msgspec.UNSET
+)
+"""The fields of a record that are served whatever their value."""
 
 
 async def read_manifest(ledger: Any, rollout_id: str) -> bytes:
     """Returns a rollout's manifest as JSON.
 
     A ledger of ours checked every row when it was recorded. A ledger of another make gives plain objects or JSON, which
-    are checked here.
+    are checked here. Fields of its records that the spec does not declare are served as they came. Those that are null
+    are left out, because some clients refuse every field that they do not know.
 
     Raises:
         ValueError: A ledger of another make gave what is not a manifest of this rollout.
@@ -30,7 +35,7 @@ async def read_manifest(ledger: Any, rollout_id: str) -> bytes:
     manifest = await ledger.manifest(rollout_id)
     if isinstance(ledger, CaptureLedger):
         return bytes(manifest)
-    encoded = manifest if isinstance(manifest, bytes) else msgspec.json.encode(manifest)
+    encoded = _without_null_further_fields(manifest)
     if _MANIFEST_DECODER.decode(encoded).rollout_id != rollout_id:
         raise ValueError("the ledger gave the manifest of another rollout")
     return encoded
@@ -68,3 +73,24 @@ def join_manifests(read: ManifestsRead) -> bytes:
         msgspec.json.encode(read.retired),
         msgspec.json.encode(read.remaining),
     )
+
+
+def _without_null_further_fields(manifest: Any) -> bytes:
+    """Returns a manifest as JSON: as it came, but for null fields of records that the spec does not require."""
+    plain = msgspec.json.decode(manifest) if isinstance(manifest, bytes) else manifest
+    records = plain.get("records") if isinstance(plain, dict) else None
+    if not isinstance(records, list) or not any(_null_further_fields(record) for record in records):
+        return manifest if isinstance(manifest, bytes) else msgspec.json.encode(manifest)
+    kept = [
+        {name: value for name, value in record.items() if name not in _null_further_fields(record)}
+        if isinstance(record, dict)
+        else record
+        for record in records
+    ]
+    return msgspec.json.encode({**plain, "records": kept})
+
+
+def _null_further_fields(record: Any) -> list[str]:
+    if not isinstance(record, dict):
+        return []
+    return [name for name, value in record.items() if value is None and name not in _REQUIRED_FIELDS]

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import logging
 import sqlite3
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -30,6 +31,13 @@ Connect = Callable[[str], RolloutControlClient]
 ROLLOUT = "train-0001"
 
 
+class ThreadEvent(threading.Event):
+    """An event that a coroutine can wait for; the adapter uses its ledger in another thread than the test's."""
+
+    async def happens(self) -> None:
+        await asyncio.to_thread(self.wait)
+
+
 class FailingLedger(MemoryLedger):
     """A ledger whose storage can go down, and can be slow to take a record."""
 
@@ -37,10 +45,10 @@ class FailingLedger(MemoryLedger):
         super().__init__()
         self.down = False
         self.failures: list[CheckedFailure] = []
-        self.refused = asyncio.Event()
-        self.take_records = asyncio.Event()
+        self.refused = ThreadEvent()
+        self.take_records = ThreadEvent()
         self.take_records.set()
-        self.asked_to_record = asyncio.Event()
+        self.asked_to_record = ThreadEvent()
 
     def _check_up(self) -> None:
         if self.down:
@@ -49,7 +57,7 @@ class FailingLedger(MemoryLedger):
 
     async def _record(self, commit: CheckedCommit) -> bool:
         self.asked_to_record.set()
-        await self.take_records.wait()
+        await self.take_records.happens()
         self._check_up()
         return await super()._record(commit)
 
@@ -77,13 +85,13 @@ class FailingLedger(MemoryLedger):
     async def is_asked_again(self) -> None:
         """Waits until the storage, which is down, has refused something more."""
         self.refused.clear()
-        await self.refused.wait()
+        await self.refused.happens()
 
 
 @pytest.fixture
 async def ledger(monkeypatch: pytest.MonkeyPatch) -> FailingLedger:
     ledger = FailingLedger()
-    monkeypatch.setattr("rollout_control_server.gym.open_ledger", lambda url: ledger)
+    monkeypatch.setattr("rollout_control_server.gym.capture_ledger.open_ledger", lambda url: ledger)
     return ledger
 
 
@@ -268,7 +276,7 @@ async def test_an_agent_that_hangs_up_while_its_answer_is_generated_leaves_a_fai
     agent.messages.append({"role": "user", "content": "question 1"})
     worker.generating.clear()
     worker.proceed.clear()
-    await hang_up_when(agent, worker.generating)
+    await hang_up_when(agent, worker.generating.wait)
     await eventually(lambda: has_failure(ledger))
     assert await reasons_in(trainer) == [UNCOMMITTED_CALL_REASON]
 
@@ -278,7 +286,7 @@ async def test_an_agent_that_hangs_up_while_its_call_is_recorded_leaves_a_failur
 ) -> None:
     agent.messages.append({"role": "user", "content": "question 0"})
     ledger.take_records.clear()
-    await hang_up_when(agent, ledger.asked_to_record)
+    await hang_up_when(agent, ledger.asked_to_record.happens)
     await eventually(lambda: has_failure(ledger))
     ledger.take_records.set()
     # The failure came first, so the record is a conflict; either way a failure is there to be seen.
@@ -368,11 +376,11 @@ async def test_closing_writes_what_is_owed_and_can_be_written(ledger: FailingLed
     ]
 
 
-async def hang_up_when(agent: Agent, event: asyncio.Event) -> None:
+async def hang_up_when(agent: Agent, event_happens: Callable[[], Awaitable[object]]) -> None:
     """Sends the agent's request, and closes its connection when the event happens."""
     async with httpx.AsyncClient(timeout=60) as http:
         call = asyncio.create_task(Agent(agent.workers, agent.rollout_id, http, agent.messages).send())
-        await event.wait()
+        await event_happens()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
