@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from rollout_control_server import CaptureLedger, create_app
 from rollout_control_spec import CONTROL_ROUTE_PREFIX
 
 TOKEN = "the-token-of-the-tests"
+
+SERVE = [sys.executable, "-m", "rollout_control_console", "serve", "--port", "0"]
 
 
 @contextlib.contextmanager

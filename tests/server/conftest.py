@@ -1,16 +1,13 @@
 import contextlib
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rollout_control_server import MemoryLedger, create_app
-from served import TOKEN, Control, ServerProcess, control_client, serving
-
-SERVE = [sys.executable, "-m", "rollout_control_console", "serve", "--port", "0"]
+from served import SERVE, TOKEN, Control, ServerProcess, control_client, serving
 
 
 class Switch:
@@ -47,17 +44,7 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
 
         def start(*arguments: str) -> ServerProcess:
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "rollout_control_console",
-                    "serve",
-                    "--ledger",
-                    ledger_url,
-                    "--port",
-                    "0",
-                    *arguments,
-                ],
+                [*SERVE, "--ledger", ledger_url, *arguments],
                 env={**os.environ, "ROLLOUT_CONTROL_AUTH_TOKEN": TOKEN},
                 stderr=subprocess.PIPE,
                 text=True,

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from litestar import Litestar
 from rollout_control_server import MemoryLedger, RolloutRetiredError, create_app, install_rollout_control_routes
 from rollout_control_server.samples import sample_conversation
 from rollout_control_spec import CONTROL_ROUTE_PREFIX
@@ -59,6 +61,31 @@ def test_the_answer_ends_at_its_limit() -> None:
         answer = ask(control, "b", "c", "d", "a")
         assert [manifest["rollout_id"] for manifest in answer["manifests"]] == ["b", "c", "d"]
         assert answer["remaining"] == ["a"]
+
+
+class BytesOfAnotherMake:
+    """A ledger of another make, which gives the bytes of one of ours."""
+
+    def __init__(self, ledger: MemoryLedger) -> None:
+        self.manifest = ledger.manifest
+
+
+@pytest.mark.parametrize(("missing", "manifests"), [(0, 2), (1, 1)])
+@pytest.mark.parametrize("served_as", [lambda ledger: ledger, BytesOfAnotherMake])
+def test_manifests_that_fill_the_limit_exactly_fit(
+    served_as: Callable[[Any], Any], missing: int, manifests: int
+) -> None:
+    ledger = MemoryLedger()
+    fill(ledger, a=2, b=3)
+    size = sum(len(asyncio.run(ledger.manifest(rollout_id))) for rollout_id in ("a", "b"))
+    with controlled(ledger, host_of(served_as(ledger), size - missing)) as control:
+        assert len(ask(control, "a", "b")["manifests"]) == manifests
+
+
+def host_of(ledger: Any, answer_limit: int) -> Litestar:
+    app = Litestar(logging_config=None, openapi_config=None)
+    install_rollout_control_routes(app, ledger, TOKEN, answer_limit=answer_limit)
+    return app
 
 
 def test_a_limit_that_holds_nothing_is_refused() -> None:
@@ -121,12 +148,8 @@ class OfAnotherMake:
 
 
 def test_a_ledger_of_another_make_is_asked_id_by_id() -> None:
-    from litestar import Litestar
-
     ledger = OfAnotherMake()
-    app = Litestar(logging_config=None, openapi_config=None)
-    install_rollout_control_routes(app, ledger, TOKEN, answer_limit=150)
-    with controlled(ledger, app) as control:
+    with controlled(ledger, host_of(ledger, 150)) as control:
         answer = ask(control, "a", "gone", "b", "c", "d")
         assert [manifest["rollout_id"] for manifest in answer["manifests"]] == ["a", "b"]
         assert answer["retired"] == ["gone"]

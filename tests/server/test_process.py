@@ -7,16 +7,15 @@ import signal
 import socket
 import sqlite3
 import subprocess
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
 import pytest
 from rollout_control_server.ledger import SqliteLedger
 from rollout_control_spec import CONTROL_ROUTE_PREFIX, openapi_yaml
-from served import TOKEN, ServerProcess, control_client
+from served import SERVE, TOKEN, ServerProcess, control_client
 
 Start = Callable[..., ServerProcess]
 
@@ -151,7 +150,7 @@ HOSTILE_PATHS = [
 @pytest.fixture(scope="module")
 def shared_server() -> object:
     process = subprocess.Popen(
-        [sys.executable, "-m", "rollout_control_console", "serve", "--ledger", "memory://", "--port", "0"],
+        [*SERVE, "--ledger", "memory://"],
         env={**os.environ, "ROLLOUT_CONTROL_AUTH_TOKEN": TOKEN},
         stderr=subprocess.PIPE,
         text=True,
@@ -188,35 +187,44 @@ def test_no_path_gets_a_5xx(shared_server: ServerProcess, path: bytes, token: st
         assert status_of(answer) == 401
 
 
+@contextlib.contextmanager
+def running_request(server: ServerProcess, body_bytes: int) -> Iterator[socket.socket]:
+    """A retire whose body the server waits for: it has asked for it with `100 Continue`."""
+    headers = ("Content-Type: application/json", f"Content-Length: {body_bytes}", "Expect: 100-continue")
+    with socket.create_connection(server.address, timeout=60) as connection:
+        connection.sendall(head("POST", "/rollouts/retire", *headers))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 100 ")
+        yield connection
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_after_the_request_that_is_running(start_server: Start, number: signal.Signals) -> None:
     server = start_server()
     body = json.dumps({"rollout_ids": ["r"]}).encode()
-    request = head("POST", "/rollouts/retire", "Content-Type: application/json", f"Content-Length: {len(body)}")
-    with socket.create_connection(server.address, timeout=20) as connection:
-        connection.sendall(request + body[:5])
-        time.sleep(0.2)  # so that the request has begun
+    idle = HTTPConnection(*server.address, timeout=60)
+    with contextlib.closing(idle), running_request(server, len(body)) as running:
+        idle.request("GET", "/livez")
+        assert idle.getresponse().read() == b"alive\n"
+        running.sendall(body[:5])
         server.process.send_signal(number)
-        time.sleep(0.2)
-        connection.sendall(body[5:])
-        assert status_of(connection.recv(65536)) == 200
-    _, logged = server.process.communicate(timeout=20)
+        assert idle.sock.recv(1) == b"", "the server closes what is idle, and waits for what is not"
+        running.sendall(body[5:])
+        assert status_of(running.recv(65536)) == 200
+    _, logged = server.process.communicate(timeout=60)
     assert "Traceback" not in logged
 
 
 def test_a_client_that_stalls_does_not_keep_it_from_ending(start_server: Start) -> None:
     server = start_server()
-    request = head("POST", "/rollouts/retire", "Content-Type: application/json", "Content-Length: 500")
-    with socket.create_connection(server.address, timeout=20) as connection:
-        connection.sendall(request + b'{"roll')
-        time.sleep(0.2)  # so that the request has begun
+    with running_request(server, 500) as stalled:
+        stalled.sendall(b'{"roll')
         server.process.send_signal(signal.SIGTERM)
         server.process.communicate(timeout=60)
 
 
 def test_the_ledger_can_be_named_in_the_environment(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "rollout_control_console", "serve", "--port", "0"],
+        SERVE,
         env={
             **os.environ,
             "ROLLOUT_CONTROL_AUTH_TOKEN": TOKEN,
@@ -234,7 +242,7 @@ def test_the_ledger_can_be_named_in_the_environment(tmp_path: Path) -> None:
 def serve_on(ledger_url: str) -> subprocess.CompletedProcess[str]:
     """Runs a server that should end by itself."""
     return subprocess.run(
-        [sys.executable, "-m", "rollout_control_console", "serve", "--port", "0", "--ledger", ledger_url],
+        [*SERVE, "--ledger", ledger_url],
         env={**os.environ, "ROLLOUT_CONTROL_AUTH_TOKEN": TOKEN},
         capture_output=True,
         text=True,
@@ -272,7 +280,7 @@ def test_a_database_that_is_not_reached_is_not_served(address: str, status: int,
 
 def test_a_token_that_cannot_be_sent_makes_no_ledger(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "rollout_control_console", "serve", "--ledger", f"sqlite:///{tmp_path}/new.sqlite"],
+        [*SERVE, "--ledger", f"sqlite:///{tmp_path}/new.sqlite"],
         env={**os.environ, "ROLLOUT_CONTROL_AUTH_TOKEN": "two words"},
         capture_output=True,
         timeout=60,
@@ -298,7 +306,7 @@ def test_what_cannot_be_served_is_said_clearly(
 ) -> None:
     inherited = {key: value for key, value in os.environ.items() if key != "ROLLOUT_CONTROL_AUTH_TOKEN"}
     ended = subprocess.run(
-        [sys.executable, "-m", "rollout_control_console", "serve", "--ledger", "memory://", "--port", "0", *arguments],
+        [*SERVE, "--ledger", "memory://", *arguments],
         env={**inherited, **environment, "PYTHONIOENCODING": "utf-8"},
         capture_output=True,
         text=True,

@@ -161,10 +161,13 @@ def test_the_scheme_is_read_without_regard_to_case(control: Control) -> None:
         "/rollouts%2Fretire",
         "/rollouts/r/manifest/more",
         "/rollouts/r/manifests",
+        "/rollouts/retire/",
+        "/rollouts/manifests/",
     ],
 )
 def test_404_an_unknown_path(control: Control, path: str) -> None:
-    assert_problem(control.http.get(CONTROL_ROUTE_PREFIX + path), 404, "not-found")
+    for method in ("GET", "POST"):
+        assert_problem(control.http.request(method, CONTROL_ROUTE_PREFIX + path), 404, "not-found")
 
 
 def test_404_outside_the_prefix_needs_no_token(control: Control) -> None:
@@ -396,5 +399,16 @@ def test_a_peers_ledger_comes_back_as_the_peer_serves_it(control: Control, name:
     assert json.dumps(answer) == json.dumps(expected)
 
 
-def test_no_answer_names_its_server(control: Control) -> None:
-    assert not re.search("litestar|msgspec", control.get_manifest("..%2f").text + control.remove("retire").text)
+def test_no_answer_names_what_it_is_made_with(control: Control) -> None:
+    answers = {
+        200: control.get_manifest("r"),
+        400: control.post("retire", b"{"),
+        401: control.get_manifest("r", headers={"authorization": ""}),
+        404: control.get_manifest("..%2f"),
+        405: control.http.put(f"{CONTROL_ROUTE_PREFIX}/rollouts/retire"),
+        415: control.post("retire", b"{}", content_type="text/plain"),
+        422: control.remove("retire"),
+    }
+    assert {status: answer.status_code for status, answer in answers.items()} == {status: status for status in answers}
+    for answer in answers.values():
+        assert not re.search("litestar|msgspec|python", f"{answer.headers}{answer.text}", flags=re.IGNORECASE)

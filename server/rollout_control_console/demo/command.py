@@ -1,6 +1,7 @@
 """The command `rollout-control demo`."""
 
 import asyncio
+import signal
 import sys
 import tempfile
 
@@ -38,12 +39,18 @@ def demo(ledger_url: str | None, rollouts: int) -> None:
 
 
 async def _run_until_a_signal(ledger_url: str | None, rollouts: int) -> int:
-    """Runs the demo; the first SIGINT or SIGTERM cancels it, and further ones don't disturb its cleaning up."""
+    """Runs the demo. The first SIGINT or SIGTERM cancels it; later ones are ignored until the process has ended."""
+    loop = asyncio.get_running_loop()
     demonstration = asyncio.create_task(_run_on_ledger(ledger_url, rollouts))
+
+    def interrupt() -> None:
+        for number in ENDING_SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
+        demonstration.cancel()
+
     for number in ENDING_SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(
-            number, lambda: demonstration.cancelling() or demonstration.cancel()
-        )
+        loop.add_signal_handler(number, interrupt)
     return await demonstration
 
 
