@@ -5,10 +5,19 @@ RolloutControlClient does the work; what it raises is in `rollout_control_client
 
 from rollout_control_spec import CONTROL_ROUTE_PREFIX, MAX_LEDGER_BATCH
 
-from rollout_control_client._generated.models import CallFailure, CallRecord, RolloutManifest, RolloutRemoval
+from rollout_control_client._generated.models import (
+    CallFailure,
+    CallRecord,
+    IdleRemoval,
+    ListedRollout,
+    RolloutManifest,
+    RolloutRemoval,
+    RolloutSummary,
+)
 from rollout_control_client.client import RolloutControlClient
 from rollout_control_client.errors import (
     ContractBrokenError,
+    OperationNotOfferedError,
     PartialRemoval,
     RemovalRefusedError,
     RequestFailedError,
@@ -18,6 +27,7 @@ from rollout_control_client.errors import (
     ServerUnreachableError,
     ServiceUnavailableError,
 )
+from rollout_control_client.listing import RolloutIterator
 from rollout_control_client.manifests import ManifestIterator
 
 __all__ = [
@@ -26,16 +36,21 @@ __all__ = [
     "CallFailure",
     "CallRecord",
     "ContractBrokenError",
+    "IdleRemoval",
+    "ListedRollout",
     "ManifestIterator",
+    "OperationNotOfferedError",
     "PartialRemoval",
     "RemovalRefusedError",
     "RequestFailedError",
     "RequestTimedOutError",
     "RolloutControlClient",
     "RolloutControlError",
+    "RolloutIterator",
     "RolloutManifest",
     "RolloutRemoval",
     "RolloutRetiredError",
+    "RolloutSummary",
     "ServerUnreachableError",
     "ServiceUnavailableError",
 ]

@@ -7,11 +7,10 @@ import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Final, NoReturn, Protocol, Self, TypeVar
+from typing import Final, Literal, NoReturn, Protocol, Self, TypeVar
 
 import httpx
 from rollout_control_spec import (
-    MAX_LEDGER_BATCH,
     RolloutRetiredError,
     unique_rollout_ids,
     validate_auth_token,
@@ -20,11 +19,23 @@ from rollout_control_spec import (
 
 from rollout_control_client._exchange import exchange
 from rollout_control_client._generated import AuthenticatedClient
+from rollout_control_client._generated.api.listing import summarize_rollouts
 from rollout_control_client._generated.api.manifests import get_rollout_manifest, get_rollout_manifests
-from rollout_control_client._generated.api.removal import delete_rollouts, retire_rollouts
-from rollout_control_client._generated.models import LedgerBatchRequest, RolloutManifest, RolloutRemoval
-from rollout_control_client.errors import PartialRemoval, RequestFailedError, RolloutControlError
+from rollout_control_client._generated.api.removal import delete_rollouts, retire_idle_rollouts, retire_rollouts
+from rollout_control_client._generated.models import (
+    IdleRemoval,
+    IdleRemovalRequest,
+    LedgerBatchRequest,
+    RolloutManifest,
+    RolloutPage,
+    RolloutRemoval,
+    RolloutSummary,
+)
+from rollout_control_client.errors import RequestFailedError, RolloutControlError
+from rollout_control_client.listing import ListingFilters, RolloutIterator, check_seconds, iterate
 from rollout_control_client.manifests import ManifestIterator, ManifestOutcome, ManifestReader, Part
+from rollout_control_client.optional_operations import not_offered
+from rollout_control_client.removals import read_removal, remove_in_batches
 
 __all__ = ["RolloutControlClient"]
 
@@ -190,23 +201,104 @@ class RolloutControlClient:
         """
         return await self._remove(delete_rollouts, rollout_ids)
 
+    async def retire_idle(self, rollout_ids: Sequence[str], idle_for_s: float) -> IdleRemoval:
+        """Retires those of the rollouts that have had no row for so long (spec, retireIdleRollouts).
+
+        The server decides which ones these are in the same change that retires them, so a rollout that records a row
+        meanwhile is not retired. Unlike `retire`, it fences no id without rows. Many ids, and failures, are handled as
+        by `retire`.
+
+        Args:
+            rollout_ids: The rollouts; repeated ids count once. All are checked before anything is sent.
+            idle_for_s: Seconds that a rollout's last row must be old at least, by the server's clock.
+
+        Raises:
+            TypeError: `rollout_ids` is no sequence of strings, or `idle_for_s` is no number.
+            ValueError: One of them is not a rollout id, or `idle_for_s` is negative or not finite.
+            OperationNotOfferedError: The server does not have this operation. Nothing was removed.
+            RemovalRefusedError: The server removes nothing for now.
+            RequestFailedError: A request was not done; `partial_removal` says what those before it did.
+        """
+        check_seconds("idle_for_s", idle_for_s)
+        http = self._connected()
+
+        async def remove(batch: list[str]) -> IdleRemoval:
+            body = IdleRemovalRequest(rollout_ids=batch, idle_for_s=idle_for_s)
+            request = retire_idle_rollouts.build_request(body, client=http)
+            return await self._exchange(
+                http, request, partial(read_removal, retire_idle_rollouts.parse_response, batch)
+            )
+
+        try:
+            return await remove_in_batches(remove, rollout_ids, IdleRemoval(removed=[], absent=[], active=[]))
+        except RequestFailedError as error:
+            raise not_offered(error, "retire idle rollouts") from error
+
+    def rollouts(
+        self,
+        *,
+        state: Literal["live", "retired"] | None = None,
+        prefix: str | None = None,
+        idle_for_s: float | None = None,
+        changed_since: float | None = None,
+        has_failures: bool | None = None,
+    ) -> RolloutIterator:
+        """Iterates over the rollouts that there are, in the order of their ids' ASCII bytes (spec, listRollouts).
+
+            async for rollout in client.rollouts(state="live", prefix="run-7.", idle_for_s=6 * 3600):
+                ...
+
+        It reads page after page, each when the one before it is consumed. A rollout that is there and matches all the
+        time comes exactly once, whatever is recorded and removed meanwhile. A loop that may be left early closes the
+        iterator itself, with `contextlib.aclosing`.
+
+        Args:
+            state: Only live rollouts (with rows and without a fence), or only retired ones; both unless given.
+            prefix: Only rollouts whose id begins with this, which may not be empty; all unless given.
+            idle_for_s: Only live rollouts whose last row is at least so many seconds old, by the server's clock. One
+                whose times the server does not know is never idle.
+            changed_since: Only rollouts that changed at this Unix time or later, or at a time that is not known.
+            has_failures: Only live rollouts with a failure row, or without one.
+
+        Raises:
+            TypeError: An argument is of another type.
+            ValueError: An argument cannot be what it says.
+            OperationNotOfferedError: While iterating: the server does not list rollouts.
+            RequestFailedError: While iterating: a request was not done.
+        """
+        filters = ListingFilters(state, prefix, idle_for_s, changed_since, has_failures)
+
+        async def page_after(after: str | None) -> RolloutPage:
+            http = self._connected()
+            try:
+                return await self._exchange(http, filters.build_request(http, after), partial(filters.read_page, after))
+            except RequestFailedError as error:
+                raise not_offered(error, "list rollouts") from error
+
+        return RolloutIterator(iterate(page_after))
+
+    async def summary(self) -> RolloutSummary:
+        """Returns how many rollouts and rows the server's ledger holds (spec, summarizeRollouts).
+
+        Raises:
+            OperationNotOfferedError: The server does not have this operation.
+            RequestFailedError: The request was not done.
+        """
+        http = self._connected()
+        request = summarize_rollouts.build_request(client=http)
+        try:
+            return await self._exchange(http, request, summarize_rollouts.parse_response)
+        except RequestFailedError as error:
+            raise not_offered(error, "summarise its ledger") from error
+
     async def _remove(self, operation: _Removal, rollout_ids: Sequence[str]) -> RolloutRemoval:
         http = self._connected()
-        unsent = unique_rollout_ids(rollout_ids)
-        finished = RolloutRemoval(removed=[], absent=[])
-        while unsent:
-            batch, unsent = unsent[:MAX_LEDGER_BATCH], unsent[MAX_LEDGER_BATCH:]
+
+        async def remove(batch: list[str]) -> RolloutRemoval:
             request = operation.build_request(LedgerBatchRequest(rollout_ids=batch), client=http)
-            read = partial(_read_removal, operation, batch)
-            try:
-                removal = await self._exchange(http, request, read)
-            except RequestFailedError as error:
-                error.partial_removal = PartialRemoval(finished=finished, unconfirmed=batch, unsent=unsent)
-                raise
-            finished = RolloutRemoval(
-                removed=finished.removed + removal.removed, absent=finished.absent + removal.absent
-            )
-        return finished
+            return await self._exchange(http, request, partial(read_removal, operation.parse_response, batch))
+
+        return await remove_in_batches(remove, rollout_ids, RolloutRemoval(removed=[], absent=[]))
 
     def _connected(self) -> AuthenticatedClient:
         """Returns the httpx client of the running loop.
@@ -269,13 +361,6 @@ def _read_part(batch: list[str], response: httpx.Response) -> Part:
     if not outcomes:
         raise ValueError("the answer deals with none of the ids")
     return Part(outcomes, answer.remaining)
-
-
-def _read_removal(operation: _Removal, batch: Sequence[str], response: httpx.Response) -> RolloutRemoval:
-    removal = operation.parse_response(response)
-    if sorted(removal.removed + removal.absent) != sorted(batch):
-        raise ValueError("the answer does not name each id of the request exactly once")
-    return removal
 
 
 def _connect(base_url: str, auth_token: str, transport: httpx.AsyncBaseTransport | None) -> AuthenticatedClient:

@@ -6,6 +6,7 @@
         ├── ServiceUnavailableError           503: the ledger's storage cannot answer, after every retry
         ├── ServerUnreachableError            no connection, or one that broke, after every retry
         ├── RequestTimedOutError              no whole answer within the time
+        ├── OperationNotOfferedError          404, 405 or 501: the server lacks an optional operation
         └── ContractBrokenError (ValueError)  an answer, but not one that the contract allows
 
     RolloutRetiredError (LookupError)         410: the manifest is gone, which is not the same as empty
@@ -17,10 +18,11 @@ crosses a process boundary whole.
 import msgspec
 from rollout_control_spec import RolloutControlError, RolloutRetiredError
 
-from rollout_control_client._generated.models import RolloutRemoval
+from rollout_control_client._generated.models import IdleRemoval, RolloutRemoval
 
 __all__ = [
     "ContractBrokenError",
+    "OperationNotOfferedError",
     "PartialRemoval",
     "RemovalRefusedError",
     "RequestFailedError",
@@ -33,15 +35,15 @@ __all__ = [
 
 
 class PartialRemoval(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a retire or a delete came before it failed. Repeating it with all ids, or with those left, is safe.
+    """How far a removal came before it failed. Repeating it with all ids, or with those left, is safe.
 
     Attributes:
-        finished: What the requests before the failed one did.
+        finished: What the requests before the failed one did; an IdleRemoval for `retire_idle`.
         unconfirmed: The ids of the failed request, which may or may not have been removed.
         unsent: The ids that no request named.
     """
 
-    finished: RolloutRemoval
+    finished: RolloutRemoval | IdleRemoval
     unconfirmed: list[str]
     unsent: list[str]
 
@@ -54,7 +56,7 @@ class RequestFailedError(RolloutControlError):
         path: The request's path, the prefix of `base_url` included.
         status: The status of the answer; None if there was no whole answer.
         detail: The reason: the `detail` of the answer's body where it has one, at most 1000 characters of it.
-        partial_removal: For a retire or a delete, how far it came; None for a manifest.
+        partial_removal: For a retire, a retire_idle or a delete, how far it came; None for other operations.
     """
 
     partial_removal: PartialRemoval | None = None
@@ -91,6 +93,10 @@ class ServerUnreachableError(RequestFailedError):
 
 class RequestTimedOutError(RequestFailedError):
     """The request, with all its retries, did not get a whole answer within the client's `request_timeout_s`."""
+
+
+class OperationNotOfferedError(RequestFailedError):
+    """The server does not have the operation, which is optional for servers. `detail` names the operation."""
 
 
 class ContractBrokenError(RequestFailedError, ValueError):

@@ -9,6 +9,7 @@ from rollout_control_spec import RolloutRetiredError
 
 from rollout_control_client._generated.models import RolloutManifest
 from rollout_control_client.errors import RequestFailedError
+from rollout_control_client.optional_operations import NO_SUCH_OPERATION
 
 __all__ = ["ManifestIterator", "ManifestOutcome"]
 
@@ -19,8 +20,6 @@ IDS_A_REQUEST: Final = 256
 """Few enough that the server works on the next answer while this one is decoded."""
 
 BULK_REQUESTS_AT_A_TIME: Final = 2
-
-NO_SUCH_OPERATION: Final = frozenset({404, 405, 501})
 
 
 class Part(NamedTuple):

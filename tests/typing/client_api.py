@@ -11,6 +11,9 @@ from rollout_control_client import (
     CallFailure,
     CallRecord,
     ContractBrokenError,
+    IdleRemoval,
+    ListedRollout,
+    OperationNotOfferedError,
     PartialRemoval,
     RemovalRefusedError,
     RequestFailedError,
@@ -20,6 +23,7 @@ from rollout_control_client import (
     RolloutManifest,
     RolloutRemoval,
     RolloutRetiredError,
+    RolloutSummary,
     ServerUnreachableError,
     ServiceUnavailableError,
 )
@@ -60,17 +64,35 @@ async def read_many(client: RolloutControlClient, rollout_ids: list[str]) -> Non
             assert_type(pair, tuple[str, RolloutManifest | RolloutRetiredError])
 
 
+async def retire_leaks(client: RolloutControlClient) -> None:
+    leaks: list[str] = []
+    async with aclosing(client.rollouts(state="live", prefix="run-7.", idle_for_s=21600)) as idle:
+        async for rollout in idle:
+            assert_type(rollout, ListedRollout)
+            assert_type(rollout.state, Literal["live", "retired"])
+            assert_type((rollout.calls, rollout.last_recorded_at), tuple[int | None, float | None])
+            leaks.append(rollout.rollout_id)
+    removal = await client.retire_idle(leaks, idle_for_s=21600)
+    assert_type(removal, IdleRemoval)
+    assert_type(removal.active, list[str])
+    summary = await client.summary()
+    assert_type(summary, RolloutSummary)
+    assert_type((summary.live, summary.oldest_recorded_at), tuple[int, float | None])
+
+
 async def handle_errors(client: RolloutControlClient) -> None:
     try:
         await client.retire(["r1"])
     except (RemovalRefusedError, RequestTimedOutError, ServerUnreachableError) as error:
         assert_type(error.partial_removal, PartialRemoval | None)
         if error.partial_removal is not None:
-            assert_type(error.partial_removal.finished, RolloutRemoval)
+            assert_type(error.partial_removal.finished, RolloutRemoval | IdleRemoval)
             assert_type(error.partial_removal.unconfirmed, list[str])
             assert_type(error.partial_removal.unsent, list[str])
     except ServiceUnavailableError as error:
         assert_type(error.retry_after_s, float | None)
+    except OperationNotOfferedError as error:
+        assert_type(error.detail, str)
     except RequestFailedError as error:
         assert_type(error.status, int | None)
         assert_type((error.method, error.path, error.detail), tuple[str, str, str])
