@@ -1,7 +1,6 @@
 """Which call a request continues: Gym's own store and a ledger of ours give the same answers."""
 
 import asyncio
-import hashlib
 import tempfile
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gym_commits import ROLLOUT, Item, gym_commit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nemo_gym.base_responses_api_model import ModelCallCaptureConfig, install_model_call_capture
@@ -16,55 +16,9 @@ from nemo_gym.token_id_capture import protocols
 from nemo_gym.token_id_capture.config import token_id_capture_config
 from nemo_gym.token_id_capture.lineage import FileLineageStore
 from nemo_gym.token_id_capture.records import ParentResolutionStatus
-from nemo_gym.token_id_capture.staging.records import CallRecord, CaptureLedgerCommit
+from nemo_gym.token_id_capture.staging.records import CaptureLedgerCommit
 from postgres_server import running_postgres
 from rollout_control_server.gym import GymCaptureLedger
-
-Item = dict[str, Any]
-
-ROLLOUT = "rollout-1"
-
-
-def gym_commit(
-    number: int,
-    request_items: list[Item],
-    response_items: list[Item],
-    parent: protocols.LineageMatch | None = None,
-    **changed: Any,
-) -> CaptureLedgerCommit:
-    """What Gym's external capture hands a ledger for a call that a worker has staged."""
-
-    def digest(field: str) -> str:
-        return hashlib.sha256(f"{number}/{field}".encode()).hexdigest()
-
-    key = f"{ROLLOUT}/call-{number}"
-    prev_len = 0 if parent is None else parent.prev_len
-    record = CallRecord(
-        model_call_id=f"call-{number}",
-        parent_call_id=None if parent is None else parent.model_call_id,
-        prev_len=prev_len,
-        delta_len=number + 1,
-        cum_len=prev_len + number + 1,
-        weight_version=3,
-        digest=digest("digest"),
-        extras_digest=digest("extras"),
-        staging_key=key,
-        mode="text" if parent is None else "token_in",
-        chain_hash=digest("chain"),
-        cumulative_hash=digest("cumulative"),
-        response_id=f"chatcmpl-{number}",
-        admitted_at=1764450000.0 + number,
-        **({"fingerprint_version": 2} | changed),
-    )
-    chain = (*(() if parent is None else parent.staging_chain), key)
-    return CaptureLedgerCommit(
-        rollout_id=ROLLOUT,
-        record=record,
-        staging_chain=chain,
-        request_items=request_items,
-        response_items=response_items,
-    )
-
 
 # Few words, so that siblings with the same answer are frequent.
 WORDS = st.sampled_from(["yes", "no", "maybe", ""])
