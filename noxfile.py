@@ -1,5 +1,6 @@
 """How people work on rollout-control. `nox -l` lists the sessions; `nox -s tests` is the one to run before a commit."""
 
+import argparse
 import os
 import re
 import shutil
@@ -97,20 +98,23 @@ def find_python(version: str) -> str | None:
 GYM_PYTHON = find_python("3.13")
 
 
-def install_gym(session: nox.Session) -> None:
-    """Installs the released nemo-gym, and the built wheel beside it."""
+def install_gym(session: nox.Session, nemo_gym: str = NEMO_GYM) -> None:
+    """Installs a released nemo-gym, and the built wheel beside it."""
     if GYM_PYTHON is None:
         session.skip("there is no Python 3.13 here, which nemo-gym needs: NOTHING WAS RUN AGAINST IT")
     install_wheel(session, "server", "postgres", "check", groups=("test", "gym"))
     # It asks for 3.13.14 and for what no model server loads (mlflow, datasets, wandb); group `gym` is what one does.
-    session.install("--ignore-requires-python", "--no-deps", NEMO_GYM, "ray>=2.58")
+    session.install("--ignore-requires-python", "--no-deps", nemo_gym, "ray>=2.58")
 
 
 @nox.session(python=GYM_PYTHON)
 def interop(session: nox.Session) -> None:
-    """Run against the released nemo-gym, on the built wheel; nemo-gym needs Python 3.13."""
-    install_gym(session)
-    session.run("python", "-m", "pytest", "tests/interop", *session.posargs)
+    """Run against a released nemo-gym, on the built wheel; `-- --gym 0.8.0` takes another version. Needs Python 3.13."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--gym", metavar="VERSION")
+    options, pytest_args = parser.parse_known_args(session.posargs)
+    install_gym(session, NEMO_GYM if options.gym is None else f"nemo-gym=={options.gym}")
+    session.run("python", "-m", "pytest", "tests/interop", *pytest_args)
 
 
 @nox.session(python=GYM_PYTHON)
