@@ -109,7 +109,7 @@ def install_gym(session: nox.Session, nemo_gym: str = NEMO_GYM) -> None:
 
 @nox.session(python=GYM_PYTHON)
 def interop(session: nox.Session) -> None:
-    """Run against a released nemo-gym, on the built wheel; `-- --gym 0.8.0` takes another version. Needs Python 3.13."""
+    """Run against a released nemo-gym, on the built wheel; `-- --gym 0.8.0` takes another one. Needs Python 3.13."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--gym", metavar="VERSION")
     options, pytest_args = parser.parse_known_args(session.posargs)
