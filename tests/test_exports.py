@@ -23,6 +23,7 @@ EXPORTS = {
         "unique_rollout_ids",
         "validate_auth_token",
         "validate_rollout_id",
+        "validate_rollout_id_prefix",
     ],
     # The names of the seed's module, and no others.
     "rollout_control_server.control_routes": [

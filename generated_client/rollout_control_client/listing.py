@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, Self
 
 import httpx
-from rollout_control_spec import validate_rollout_id
+from rollout_control_spec import validate_rollout_id_prefix
 
 from rollout_control_client._generated import AuthenticatedClient
 from rollout_control_client._generated.api.listing import list_rollouts
@@ -49,8 +49,7 @@ class ListingFilters:
         if self.state not in (None, "live", "retired"):
             raise ValueError(f"state is 'live' or 'retired', not {self.state!r:.80}")
         if self.prefix is not None:
-            # No id is `.` or `..`, but ids begin with these.
-            validate_rollout_id(self.prefix.replace(".", "_"))
+            validate_rollout_id_prefix(self.prefix)
         for name, seconds in (("idle_for_s", self.idle_for_s), ("changed_since", self.changed_since)):
             if seconds is not None:
                 check_seconds(name, seconds)

@@ -5,6 +5,7 @@ import click
 from rollout_control_console.check import check
 from rollout_control_console.demo.command import demo
 from rollout_control_console.fences import forget_fences
+from rollout_control_console.retire import retire
 from rollout_control_console.serve import serve
 
 __all__ = ["rollout_control"]
@@ -16,5 +17,5 @@ def rollout_control() -> None:
     """The control plane between model servers and trainers: read, retire and delete capture ledgers."""
 
 
-for subcommand in (serve, check, demo, forget_fences):
+for subcommand in (serve, check, demo, retire, forget_fences):
     rollout_control.add_command(subcommand)

@@ -24,6 +24,7 @@ __all__ = [
     "unique_rollout_ids",
     "validate_auth_token",
     "validate_rollout_id",
+    "validate_rollout_id_prefix",
 ]
 
 CONTROL_ROUTE_PREFIX: Final = "/training-token-capture/control"
@@ -117,6 +118,18 @@ def validate_rollout_id(rollout_id: str) -> str:
             "use 1 to 255 ASCII letters, digits, '.', '_' and '-', and neither '.' nor '..'"
         )
     return rollout_id
+
+
+def validate_rollout_id_prefix(prefix: str) -> str:
+    """Returns the prefix if a rollout id can begin with it.
+
+    Raises:
+        TypeError: It is not a string.
+        ValueError: It is empty, too long, or has a character that no rollout id has.
+    """
+    # `.` and `..` are no ids, but ids begin with them.
+    validate_rollout_id(prefix.replace(".", "_") if isinstance(prefix, str) else prefix)
+    return prefix
 
 
 def unique_rollout_ids(rollout_ids: Sequence[str]) -> list[str]:

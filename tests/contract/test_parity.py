@@ -15,6 +15,7 @@ from rollout_control_spec import (
     MAX_PAGE,
     openapi_yaml,
     validate_rollout_id,
+    validate_rollout_id_prefix,
 )
 
 SPEC: dict[str, Any] = yaml.safe_load(openapi_yaml())
@@ -151,6 +152,20 @@ def test_rollout_ids_that_neither_takes(rollout_id: str) -> None:
         jsonschema.validate(rollout_id, resolved(SCHEMAS["RolloutId"]))
     with pytest.raises(ValueError, match="invalid rollout id"):
         validate_rollout_id(rollout_id)
+
+
+@pytest.mark.parametrize("prefix", ["a", ".", "..", "a" * 255, "-._"])
+def test_prefixes_that_both_take(prefix: str) -> None:
+    assert msgspec.convert({"prefix": prefix}, records.ListingQuery).prefix == prefix
+    assert validate_rollout_id_prefix(prefix) == prefix
+
+
+@pytest.mark.parametrize("prefix", ["", "a" * 256, "a/b", "a ", "é", "a\n", "\n"])
+def test_prefixes_that_neither_takes(prefix: str) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"prefix": prefix}, records.ListingQuery)
+    with pytest.raises(ValueError, match="invalid rollout id"):
+        validate_rollout_id_prefix(prefix)
 
 
 def test_every_kind_of_problem_is_named_in_the_spec() -> None:

@@ -56,7 +56,7 @@ def cli() -> None:
     lacks(*SERVING, "asyncpg", *CHECKING)
     ended = run(the_command(), "--help")
     require(ended.returncode == 0, f"the command lists its subcommands: {ended.stderr}")
-    for name in ("serve", "demo", "check", "forget-fences"):
+    for name in ("serve", "demo", "check", "retire", "forget-fences"):
         require(f"  {name} " in ended.stdout, f"among them {name}")
         ended_help = run(the_command(), name, "--help")
         require(ended_help.returncode == 0, f"{name} tells how it is used: {ended_help.stderr}")

@@ -16,7 +16,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Literal, Self
 
-from rollout_control_spec import MAX_PAGE, unique_rollout_ids, validate_rollout_id
+from rollout_control_spec import MAX_PAGE, unique_rollout_ids, validate_rollout_id, validate_rollout_id_prefix
 
 from rollout_control_server.ledger.checked_rows import (
     CheckedCommit,
@@ -268,7 +268,7 @@ class CaptureLedger(abc.ABC):
         if state not in (None, "live", "retired"):
             raise ValueError(f"state is 'live' or 'retired', not {state!r:.80}")
         if prefix:
-            validate_rollout_id(prefix.replace(".", "_"))
+            validate_rollout_id_prefix(prefix)
         for name, value in {"idle_for_s": idle_for_s, "changed_since": changed_since}.items():
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is a number of seconds, not negative, and not {value!r:.80}")
