@@ -6,7 +6,7 @@ Every operation has its path and its method in `ControlApplication`, and its wor
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -24,6 +24,8 @@ from rollout_control_server.request_query import read_listing_query
 __all__ = ["ControlApplication"]
 
 logger = logging.getLogger("rollout_control_server")
+
+T = TypeVar("T")
 
 _MANIFEST_PATH: Final = re.compile("/rollouts/([^/]+)/manifest")
 _BATCH_DECODER: Final = msgspec.json.Decoder(LedgerBatchRequest)
@@ -46,11 +48,15 @@ class ControlApplication:
         """
         self._token = BearerToken(auth_token)
         self._operations = operations
-        self._on_batch: dict[str, Callable[[LedgerBatchRequest], Awaitable[bytes]]] = {
-            "/rollouts/manifests": operations.manifests,
-            "/rollouts/retire": operations.retire,
-            "/rollouts/delete": operations.delete,
+        self._routes: dict[str, tuple[str, Callable[[Scope, Receive], Awaitable[bytes]]]] = {
+            "/rollouts": ("GET", lambda scope, _: operations.rollouts(read_listing_query(scope))),
+            "/rollouts/summary": ("GET", lambda scope, _: operations.summary()),
+            "/rollouts/manifests": ("POST", _on_body(operations.manifests, _BATCH_DECODER)),
+            "/rollouts/retire": ("POST", _on_body(operations.retire, _BATCH_DECODER)),
+            "/rollouts/retire-idle": ("POST", _on_body(operations.retire_idle, _IDLE_DECODER)),
+            "/rollouts/delete": ("POST", _on_body(operations.delete, _BATCH_DECODER)),
         }
+        """The method and the operation of each path that has no rollout id in it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request; a web socket is closed."""
@@ -72,19 +78,22 @@ class ControlApplication:
         if manifest_path := _MANIFEST_PATH.fullmatch(path):
             _require_method(scope, "GET")
             return await self._operations.manifest(manifest_path[1])
-        if operation := self._on_batch.get(path):
-            _require_method(scope, "POST")
-            return await operation(await read_body(scope, receive, _BATCH_DECODER))
-        if path == "/rollouts/retire-idle":
-            _require_method(scope, "POST")
-            return await self._operations.retire_idle(await read_body(scope, receive, _IDLE_DECODER))
-        if path == "/rollouts":
-            _require_method(scope, "GET")
-            return await self._operations.rollouts(read_listing_query(scope))
-        if path == "/rollouts/summary":
-            _require_method(scope, "GET")
-            return await self._operations.summary()
-        raise _no_such_path()
+        if path not in self._routes:
+            raise _no_such_path()
+        method, operation = self._routes[path]
+        _require_method(scope, method)
+        return await operation(scope, receive)
+
+
+def _on_body(
+    operation: Callable[[T], Awaitable[bytes]], decoder: msgspec.json.Decoder[T]
+) -> Callable[[Scope, Receive], Awaitable[bytes]]:
+    """Returns the operation of a request whose body is the operation's argument."""
+
+    async def read_and_operate(scope: Scope, receive: Receive) -> bytes:
+        return await operation(await read_body(scope, receive, decoder))
+
+    return read_and_operate
 
 
 def _path_below_prefix(scope: Scope) -> str:

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import files
 
 COMMAND = ("click", "rich")
-SERVING = ("litestar", "uvicorn", "uvloop", "httptools")
+SERVING = ("litestar", "uvicorn", "uvloop", "httptools", "apsw")
 CHECKING = ("schemathesis", "jsonschema_rs", "yaml")
 
 
@@ -64,6 +64,8 @@ def cli() -> None:
         (["serve"], "server"),
         (["demo", "--rollouts", "20"], "server"),
         (["check", "http://127.0.0.1:1"], "check"),
+        (["forget-fences"], "server"),
+        (["forget-fences", "--ledger", "postgresql://127.0.0.1:1/none"], "postgres"),
     ):
         ended = run(the_command(), *arguments)
         require(ended.returncode == 2, f"{arguments[0]} ends with status 2")

@@ -1,11 +1,14 @@
 """Capture ledgers: the interface, the backends, and how a URL names one."""
 
 import re
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from rollout_control_server.ledger.base import CaptureLedger, FenceCount
 from rollout_control_server.ledger.memory import MemoryLedger
-from rollout_control_server.ledger.sqlite import SqliteLedger
+
+if TYPE_CHECKING:
+    from rollout_control_server.ledger.sqlite import SqliteLedger
 
 __all__ = ["CaptureLedger", "FenceCount", "MemoryLedger", "SqliteLedger", "open_ledger", "shown_ledger_url"]
 
@@ -57,7 +60,7 @@ def shown_ledger_url(url: str) -> str:
     return re.sub(r"([?&](?:ssl)?password=)[^&]*", r"\1***", without)
 
 
-def _open_sqlite(url: str, *, create: bool) -> SqliteLedger:
+def _open_sqlite(url: str, *, create: bool) -> CaptureLedger:
     location, question_mark, options = url.partition("?")
     start, path = location[: len("sqlite:///")], location[len("sqlite:///") :]
     if start != "sqlite:///" or path in ("", "/"):
@@ -67,4 +70,15 @@ def _open_sqlite(url: str, *, create: bool) -> SqliteLedger:
             f"a sqlite:///FILE has no options but any_file_system=yes, and {url!r} has others: in a file's name "
             "write ? as %3F, # as %23"
         )
+    from rollout_control_server.ledger.sqlite import SqliteLedger
+
     return SqliteLedger(unquote(path), create=create, any_file_system=bool(question_mark))
+
+
+def __getattr__(name: str) -> Any:
+    """Imports SqliteLedger when it is asked for: its driver is not there where only the client is installed."""
+    if name == "SqliteLedger":
+        from rollout_control_server.ledger.sqlite import SqliteLedger
+
+        return SqliteLedger
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

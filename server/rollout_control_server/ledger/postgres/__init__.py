@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 if find_spec("asyncpg") is None:
-    raise ModuleNotFoundError("PostgresLedger needs asyncpg: install rollout-control[postgres]", name="asyncpg")
+    raise ModuleNotFoundError("PostgresLedger needs asyncpg: pip install 'rollout-control[postgres]'", name="asyncpg")
 
 from rollout_control_server.ledger.postgres.ledger import PostgresLedger
 
