@@ -7,6 +7,7 @@ from rollout_control_console.demo.command import demo
 from rollout_control_console.fences import forget_fences
 from rollout_control_console.retire import retire
 from rollout_control_console.serve import serve
+from rollout_control_console.verify import verify
 
 __all__ = ["rollout_control"]
 
@@ -17,5 +18,5 @@ def rollout_control() -> None:
     """The control plane between model servers and trainers: read, retire and delete capture ledgers."""
 
 
-for subcommand in (serve, check, demo, retire, forget_fences):
+for subcommand in (serve, check, demo, retire, forget_fences, verify):
     rollout_control.add_command(subcommand)

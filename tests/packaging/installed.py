@@ -53,16 +53,17 @@ def client() -> None:
 
 
 def cli() -> None:
-    lacks(*SERVING, "asyncpg", *CHECKING)
+    lacks(*SERVING, "apsw", "asyncpg", *CHECKING)
     ended = run(the_command(), "--help")
     require(ended.returncode == 0, f"the command lists its subcommands: {ended.stderr}")
-    for name in ("serve", "demo", "check", "retire", "forget-fences"):
+    for name in ("serve", "demo", "check", "retire", "forget-fences", "verify"):
         require(f"  {name} " in ended.stdout, f"among them {name}")
         ended_help = run(the_command(), name, "--help")
         require(ended_help.returncode == 0, f"{name} tells how it is used: {ended_help.stderr}")
     for arguments, extra in (
         (["serve"], "server"),
         (["demo", "--rollouts", "20"], "server"),
+        (["verify"], "server"),
         (["check", "http://127.0.0.1:1"], "check"),
         (["forget-fences"], "server"),
         (["forget-fences", "--ledger", "postgresql://127.0.0.1:1/none"], "postgres"),

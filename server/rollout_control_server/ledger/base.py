@@ -18,6 +18,7 @@ from typing import Literal, Self
 
 from rollout_control_spec import MAX_PAGE, unique_rollout_ids, validate_rollout_id, validate_rollout_id_prefix
 
+from rollout_control_server.errors import LedgerCorruptError
 from rollout_control_server.ledger.checked_rows import (
     CheckedCommit,
     CheckedFailure,
@@ -26,15 +27,19 @@ from rollout_control_server.ledger.checked_rows import (
     decode_commit,
     decode_failure,
 )
+from rollout_control_server.ledger.exports import check_entry, check_export
 from rollout_control_server.ledger.results import (
+    Damage,
     FenceCount,
     IdleRemoval,
-    LedgerRow,
     ManifestsRead,
+    RolloutEntry,
     RolloutExport,
     RolloutFilter,
     RolloutPage,
     RolloutSummary,
+    Verification,
+    VerifyProgress,
 )
 from rollout_control_server.ledger.staging_chains import StagingChains
 from rollout_control_server.records import CaptureCommit, RolloutRemoval
@@ -229,7 +234,7 @@ class CaptureLedger(abc.ABC):
                 record follows a failure row of its call, a fenced rollout has rows, or a time is not finite. Nothing
                 was changed.
         """
-        checked = [_check_export(export) for export in rollouts]
+        checked = [check_export(export) for export in rollouts]
         ids = [export.rollout_id for export in checked]
         if len(unique_rollout_ids(ids)) < len(ids):
             raise ValueError("a rollout id comes twice in one import")
@@ -297,6 +302,19 @@ class CaptureLedger(abc.ABC):
         if not (math.isfinite(idle_for_s) and idle_for_s >= 0):
             raise ValueError(f"idle_for_s is a number of seconds, not negative, and not {idle_for_s!r:.80}")
         return await self._retire_idle(unique_rollout_ids(rollout_ids), idle_for_s)
+
+    async def verify(self, progress: VerifyProgress | None = None) -> Verification:
+        """Reads everything that the ledger has stored, and says what of it cannot be true.
+
+        Others may use the ledger meanwhile, and each rollout is read as it is at one moment.
+
+        Args:
+            progress: Called now and then, in whatever thread the reading is done.
+
+        Raises:
+            LedgerUnavailableError: Something could not be read now, so that nothing is known of it.
+        """
+        return await self._verify(progress or _no_progress)
 
     @cached_property
     def _chains(self) -> StagingChains:
@@ -373,6 +391,47 @@ class CaptureLedger(abc.ABC):
     async def _retire_idle(self, rollout_ids: list[str], idle_for_s: float) -> IdleRemoval:
         raise NotImplementedError
 
+    async def _verify(self, progress: VerifyProgress) -> Verification:
+        """Verifies rollouts, rows, chains and what the listing says of them.
+
+        A backend that can look at more, such as its pages and its indexes, does.
+        """
+        damages: list[Damage] = []
+        rollouts = rows = 0
+        after: str | None = ""
+        while after is not None:
+            page = await self._list_rollouts(RolloutFilter(), MAX_PAGE, after or None)
+            for entry in page.rollouts:
+                try:
+                    rows += await self._verify_rollout(entry)
+                except LedgerCorruptError as error:
+                    damages.append(Damage(str(error), [entry.rollout_id]))
+                rollouts += 1
+                progress("rollouts", rollouts, None)
+            after = page.next
+        return Verification(rollouts, rows, damages)
+
+    async def _verify_rollout(self, entry: RolloutEntry) -> int:
+        """Returns how many rows a rollout has, which is as its entry in the listing says.
+
+        Raises:
+            LedgerCorruptError: It is not so, or a row is damaged.
+        """
+        while True:
+            export = await self._export(entry.rollout_id)
+            try:
+                check_entry(export, entry)
+                return len(export.rows)
+            except LedgerCorruptError:
+                page = await self._list_rollouts(RolloutFilter(prefix=entry.rollout_id), 1, None)
+                again = next((each for each in page.rollouts if each.rollout_id == entry.rollout_id), None)
+                if again == entry:
+                    raise
+            # It was changed between the two readings.
+            if again is None:
+                return 0
+            entry = again
+
 
 def join_manifest(rollout_id: str, records: Sequence[bytes], failures: Sequence[bytes]) -> bytes:
     """Returns a manifest's JSON from the JSON of its rows, or of several with commas between, without decoding any.
@@ -392,41 +451,5 @@ def join_manifest(rollout_id: str, records: Sequence[bytes], failures: Sequence[
     )
 
 
-def _check_export(export: RolloutExport) -> RolloutExport:
-    """Returns a rollout as it can be stored, each row checked as `record` checks it."""
-    if not isinstance(export, RolloutExport):
-        raise TypeError(f"import_ takes RolloutExports, not {type(export).__name__}")
-    validate_rollout_id(export.rollout_id)
-    if export.retired_at is not None and export.rows:
-        raise ValueError(f"rollout {export.rollout_id!r} is retired, and so has no rows")
-    if not all(time is None or math.isfinite(time) for time in (export.retired_at, *(at for _, at in export.rows))):
-        raise ValueError(f"rollout {export.rollout_id!r} has a time that is not finite")
-    chains = StagingChains()
-    calls: set[str] = set()
-    failed: set[str] = set()
-    reasons: set[tuple[str, str]] = set()
-    rows = []
-    for row, recorded_at in export.rows:
-        if row.rollout_id != export.rollout_id:
-            raise ValueError(f"rollout {export.rollout_id!r} has a row of rollout {row.rollout_id!r:.80}")
-        checked: CheckedCommit | CheckedFailure
-        if isinstance(row, CheckedCommit):
-            checked = check_commit(decode_commit(row), chains)
-            if checked.model_call_id in calls:
-                raise ValueError(f"rollout {export.rollout_id!r} has call {checked.model_call_id!r} twice")
-            if checked.model_call_id in failed:
-                raise ValueError(
-                    f"rollout {export.rollout_id!r} has a record of call {checked.model_call_id!r}, which had failed"
-                )
-            calls.add(checked.model_call_id)
-        else:
-            failure, unserved = decode_failure(row)
-            checked = check_failure(export.rollout_id, failure.model_call_id, failure.reason, unserved)
-            if (failure.model_call_id, failure.reason) in reasons:
-                raise ValueError(
-                    f"rollout {export.rollout_id!r} has a failure row of call {failure.model_call_id!r} twice"
-                )
-            failed.add(failure.model_call_id)
-            reasons.add((failure.model_call_id, failure.reason))
-        rows.append(LedgerRow(checked, recorded_at))
-    return RolloutExport(export.rollout_id, export.retired_at, rows)
+def _no_progress(what: str, done: int, total: int | None) -> None:
+    """Shows nothing."""

@@ -1,10 +1,12 @@
 """What the methods of a ledger return, beside a manifest and a removal, and the filter of a listing."""
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from rollout_control_server.ledger.checked_rows import CheckedCommit, CheckedFailure
 
 __all__ = [
+    "Damage",
     "FenceCount",
     "IdleRemoval",
     "LedgerRow",
@@ -14,7 +16,12 @@ __all__ = [
     "RolloutFilter",
     "RolloutPage",
     "RolloutSummary",
+    "Verification",
+    "VerifyProgress",
 ]
+
+VerifyProgress = Callable[[str, int, int | None], None]
+"""What `verify` calls now and then: what it reads, how much of that it has read, and of how much; None if not known."""
 
 
 class FenceCount(NamedTuple):
@@ -161,3 +168,29 @@ class IdleRemoval(NamedTuple):
     removed: list[str]
     absent: list[str]
     active: list[str]
+
+
+class Damage(NamedTuple):
+    """Something that cannot be true of what a ledger has stored.
+
+    Attributes:
+        what: What is wrong, in words.
+        rollout_ids: The rollouts that it touches, as far as they can be told.
+    """
+
+    what: str
+    rollout_ids: list[str]
+
+
+class Verification(NamedTuple):
+    """What `verify` has read, and found.
+
+    Attributes:
+        rollouts: How many rollouts it has read, fenced ones included.
+        rows: How many rows of theirs.
+        damages: What is wrong with the ledger; empty for a sound one.
+    """
+
+    rollouts: int
+    rows: int
+    damages: list[Damage]

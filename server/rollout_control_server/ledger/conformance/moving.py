@@ -297,6 +297,35 @@ class MovingConformance(OpensLedger):
             assert await ledger.export(f"r{number}") == export
             assert await ledger.manifest(f"r{number}") == manifest
 
+    @ledger_test
+    async def test_a_sound_ledger_is_verified(self, ledger: CaptureLedger) -> None:
+        """Whatever it has been used for; the last call of the progress tells of all rollouts."""
+        await record_all(ledger, sample_conversation("deep", 70))
+        await record_all(ledger, sample_conversation("branched", 6, branch_at=3))
+        for text in ODD_STRINGS:
+            await record_all(ledger, [changed(sample_commit("odd", text), staging_key=text)])
+            await ledger.record_failure("odd", text, text)
+        await ledger.record_failure("failed", "c", "reason")
+        await record_all(ledger, [msgspec.structs.replace(sample_commit("odd", "further"), further_fields=FURTHER)])
+        await record_all(ledger, [msgspec.structs.replace(sample_commit("odd", "chain"), staging_chain=("x",))])
+        shared = ParentLookup("shared", 1, "digest")
+        await record_all(
+            ledger, [msgspec.structs.replace(sample_commit("shared", call), lookup=shared) for call in "abc"]
+        )
+        await record_all(ledger, sample_conversation("deleted", 3))
+        await record_all(ledger, sample_conversation("retired", 3))
+        await ledger.delete(["deleted"])
+        await ledger.retire(["retired", "never-recorded"])
+        await ledger.import_([(await ledger.export("deep"))._replace(rollout_id="branched", rows=[])])
+        await ledger.import_([RolloutExport("imported", 7.0, [])])
+        seen: list[tuple[str, int, int | None]] = []
+        found = await ledger.verify(lambda *progress: seen.append(progress))
+        assert found.damages == []
+        assert found.rows == 70 + 2 * len(ODD_STRINGS) + 1 + 2 + 3
+        assert found.rollouts == 7
+        assert ("rollouts", 7) in [(what, done) for what, done, _ in seen]
+        assert await ledger.verify() == found
+
 
 async def _rows_of(ledger: CaptureLedger, commits: list[CaptureCommit]) -> list[LedgerRow]:
     """Returns the rows that recording the commits makes, and removes them again."""

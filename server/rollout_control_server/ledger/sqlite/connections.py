@@ -14,12 +14,14 @@ import apsw.sqlite_extra
 
 from rollout_control_server.errors import LedgerCorruptError, LedgerRefusedError
 
-__all__ = ["CHECKSUM_BYTES", "check_reserved_bytes", "connect", "register_checksums", "transaction"]
+__all__ = ["CHECKSUM_BYTES", "CHECKSUM_VFS", "check_reserved_bytes", "connect", "register_checksums", "transaction"]
 
 CHECKSUM_BYTES: Final = 8
 """What SQLite's checksum extension wants reserved at the end of each page, and writes and verifies there."""
 
-_CHECKSUM_VFS: Final = "cksmvfs"
+CHECKSUM_VFS: Final = "cksmvfs"
+"""The name of the file layer that the extension registers."""
+
 _OPENING_MS: Final = 5000
 _LOOK_S: Final = 0.001
 _registering: Final = threading.Lock()
@@ -36,7 +38,7 @@ def connect(path: Path, *, create: bool = False) -> apsw.Connection:
     """
     register_checksums()
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI | (apsw.SQLITE_OPEN_CREATE if create else 0)
-    connection = apsw.Connection(f"file:{quote(str(path))}", flags=flags, vfs=_CHECKSUM_VFS)
+    connection = apsw.Connection(f"file:{quote(str(path))}", flags=flags, vfs=CHECKSUM_VFS)
     try:
         connection.set_busy_timeout(_OPENING_MS)
         # The sync of the WAL at every commit is what makes an acknowledged write outlive a power cut.
@@ -102,7 +104,7 @@ def register_checksums() -> None:
         LedgerRefusedError: This build of APSW has no checksum extension.
     """
     with _registering:
-        if _CHECKSUM_VFS in apsw.vfs_names():
+        if CHECKSUM_VFS in apsw.vfs_names():
             return
         if not apsw.sqlite_extra.has("cksumvfs"):
             raise LedgerRefusedError(

@@ -9,7 +9,7 @@ import apsw
 
 from rollout_control_server.errors import LedgerCorruptError, LedgerUnavailableError
 
-__all__ = ["storage_faults"]
+__all__ = ["WRONG_CHECKSUM", "storage_faults"]
 
 _DAMAGE: Final = (
     apsw.CorruptError,
@@ -21,7 +21,7 @@ _DAMAGE: Final = (
     apsw.ConstraintError,  # what a constraint forbids is checked before it is written
     UnicodeDecodeError,  # a stored text is no UTF-8
 )
-_WRONG_CHECKSUM: Final = apsw.SQLITE_IOERR_DATA
+WRONG_CHECKSUM: Final = apsw.SQLITE_IOERR_DATA
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def storage_faults(path: Path) -> Iterator[None]:
     except apsw.TooBigError as error:
         raise ValueError(f"this cannot be recorded: {error}") from error
     except apsw.Error as error:
-        if getattr(error, "extendedresult", None) == _WRONG_CHECKSUM:
+        if getattr(error, "extendedresult", None) == WRONG_CHECKSUM:
             raise LedgerCorruptError(
                 f"the ledger {path} is damaged: the checksum of a page is wrong. The disk has changed it, or a program "
                 "has written it that does not know the ledger's checksums; docs/sqlite.md says how to go on"

@@ -19,6 +19,8 @@ from rollout_control_server.ledger.results import (
     RolloutFilter,
     RolloutPage,
     RolloutSummary,
+    Verification,
+    VerifyProgress,
 )
 from rollout_control_server.ledger.sqlite import reads, writes
 from rollout_control_server.ledger.sqlite.faults import storage_faults
@@ -27,6 +29,7 @@ from rollout_control_server.ledger.sqlite.migration import open_ledger_file
 from rollout_control_server.ledger.sqlite.purge import purge_is_due
 from rollout_control_server.ledger.sqlite.reading import Reader
 from rollout_control_server.ledger.sqlite.schema import create_ledger
+from rollout_control_server.ledger.sqlite.verify import verify
 from rollout_control_server.ledger.sqlite.writer import Writer
 from rollout_control_server.records import RolloutRemoval
 
@@ -187,6 +190,10 @@ class SqliteLedger(CaptureLedger):
     async def _summary(self) -> RolloutSummary:
         self._check_usable()
         return await self._reader.run_in_thread(lambda connection, _: reads.summary(connection))
+
+    async def _verify(self, progress: VerifyProgress) -> Verification:
+        self._check_usable()
+        return await asyncio.to_thread(verify, self._file, progress)
 
     def _close(self) -> None:
         thread = self._writer.stop()

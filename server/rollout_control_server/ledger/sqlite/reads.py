@@ -35,7 +35,10 @@ from rollout_control_server.ledger.sqlite.schema import MAX_ROWS, SEQ_BITS
 from rollout_control_server.ledger.sqlite.writes import LAST_ROWID
 from rollout_control_server.ledger.staging_chains import StagingChains
 
-__all__ = ["LongReadError", "export", "find_parent", "has_rows", "manifest", "manifests", "rollouts", "summary"]
+__all__ = [
+    "LongReadError", "export", "find_parent", "has_rows", "manifest", "manifests", "read_export", "reading",
+    "rollouts", "summary",
+]  # fmt: skip
 
 _EMPTY_MANIFEST_BYTES: Final = len(join_manifest("", (), ()))
 
@@ -173,7 +176,7 @@ def find_parent(
         LongReadError: It takes more rows.
         RolloutRetiredError: The rollout is fenced.
     """
-    with _reading(connection):
+    with reading(connection):
         generation = _generation(connection, rollout_id)
         if generation is None:
             return None
@@ -193,19 +196,24 @@ def export(connection: apsw.Connection, rollout_id: str) -> RolloutExport:
     Raises:
         LedgerCorruptError: Some of its rows are lost or damaged.
     """
-    with _reading(connection):
-        found = connection.execute(
-            "SELECT generation, retired_at FROM rollout WHERE rollout_id = ?", (rollout_id,)
-        ).fetchone()
-        if found is None or found[0] is None:
-            return RolloutExport(rollout_id, None if found is None else found[1], [])
-        base = found[0] << SEQ_BITS
-        calls = [
-            StoredCall._make(row)
-            for row in connection.execute(
-                f"{SELECT_CALL} WHERE call_rowid BETWEEN ? AND ? ORDER BY call_rowid", (base, base + MAX_ROWS - 1)
-            )
-        ]
+    with reading(connection):
+        return read_export(connection, rollout_id)
+
+
+def read_export(connection: apsw.Connection, rollout_id: str) -> RolloutExport:
+    """Does what `export` does, within a reading that has begun."""
+    found = connection.execute(
+        "SELECT generation, retired_at FROM rollout WHERE rollout_id = ?", (rollout_id,)
+    ).fetchone()
+    if found is None or found[0] is None:
+        return RolloutExport(rollout_id, None if found is None else found[1], [])
+    base = found[0] << SEQ_BITS
+    calls = [
+        StoredCall._make(row)
+        for row in connection.execute(
+            f"{SELECT_CALL} WHERE call_rowid BETWEEN ? AND ? ORDER BY call_rowid", (base, base + MAX_ROWS - 1)
+        )
+    ]
     if not calls or [seq_of(call.call_rowid) for call in calls] != [*range(len(calls))]:
         raise _lost_rows(rollout_id)
     return RolloutExport(
@@ -251,7 +259,7 @@ def rollouts(connection: apsw.Connection, matching: RolloutFilter, limit: int, a
 
 def summary(connection: apsw.Connection) -> RolloutSummary:
     """Returns how much the ledger holds."""
-    with _reading(connection):
+    with reading(connection):
         states: Any = connection.execute(
             "SELECT count(generation), count(retired_at), count(failures) FROM rollout"
         ).fetchone()
@@ -298,7 +306,7 @@ def _lost_rows(rollout_id: str) -> LedgerCorruptError:
 
 
 @contextmanager
-def _reading(connection: apsw.Connection) -> Iterator[None]:
+def reading(connection: apsw.Connection) -> Iterator[None]:
     """Makes one consistent reading of several statements."""
     connection.execute("BEGIN")
     try:
