@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
+from rollout_control_server.backoff import pauses
 from rollout_control_server.errors import LedgerClosedError, LedgerUnavailableError
 from rollout_control_server.ledger import CaptureLedger
 from rollout_control_server.ledger.results import RolloutExport, RolloutPage
@@ -172,7 +173,7 @@ class PatientLedger:
     async def _patiently(self, rollout_id: str | None, operation: Callable[[], Awaitable[_Result]]) -> _Result:
         """Returns what the operation returns, once the rows owed of the rollout are written; waits out an outage."""
         outage: LedgerUnavailableError | None = None
-        pause_s = _FIRST_PAUSE_S
+        waits_s = pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         try:
             async with asyncio.timeout(self._outage_wait_s):
                 while True:
@@ -184,8 +185,7 @@ class PatientLedger:
                         raise
                     except LedgerUnavailableError as error:
                         outage = error
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                    await asyncio.sleep(next(waits_s))
         except TimeoutError:
             raise LedgerUnavailableError(f"the ledger did not answer within {self._outage_wait_s} s") from outage
 
@@ -206,10 +206,9 @@ class PatientLedger:
 
     async def _settle_all(self) -> None:
         """Tries to write the failure rows that are owed until none is."""
-        pause_s = _FIRST_PAUSE_S
+        waits_s = pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while self._owed:
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            await asyncio.sleep(next(waits_s))
             for rollout_id in list(self._owed):
                 try:
                     await self._settle(rollout_id)

@@ -2,7 +2,6 @@
 
 import asyncio
 import enum
-import random
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +9,7 @@ from typing import Any, Final
 
 import asyncpg
 
+from rollout_control_server.backoff import pauses
 from rollout_control_server.errors import LedgerRefusedError, LedgerUnavailableError
 from rollout_control_server.ledger.postgres.faults import LockTimeoutError, ledger_error_of
 from rollout_control_server.ledger.postgres.schema import make_schema_ready
@@ -135,7 +135,7 @@ class Connections:
         wait_for_locks: bool,
     ) -> list[Any]:
         loop = asyncio.get_running_loop()
-        pause_s = 0.02
+        waits_s = pauses(0.02, 0.5)
         earlier: list[uuid.UUID] = []
         while True:
             attempt = uuid.uuid4()
@@ -151,13 +151,12 @@ class Connections:
                 # Not where an earlier attempt was lost: it is not superseded yet.
                 if isinstance(fault, LockTimeoutError) and not wait_for_locks and not earlier:
                     raise fault from error
-                wait_s = pause_s * random.uniform(0.5, 1.0)
+                wait_s = next(waits_s)
                 if loop.time() + wait_s >= deadline:
                     raise LedgerUnavailableError(f"in time there was only this: {fault}") from error
                 self.last_fault = str(fault)
             earlier.append(attempt)
             await asyncio.sleep(wait_s)
-            pause_s = min(pause_s * 2, 0.5)
 
     async def aclose(self) -> None:
         """Waits for the calls that were begun, and closes all connections."""
