@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import nox
@@ -17,11 +18,24 @@ nox.options.error_on_external_run = True
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 ROOT = Path(__file__).parent
 SPEC = "spec/rollout_control_spec/openapi.yaml"
-REDOCLY = "@redocly/cli@2.11.0"
+REDOCLY = "@redocly/cli@2.77.0"
+NO_TELEMETRY = {"REDOCLY_TELEMETRY": "off"}
 GENERATE = "generated_client/rollout_control_client/_codegen/generate.py"
 NEMO_GYM = "nemo-gym==0.7.0"
 NEED_MORE = ["--ignore=tests/interop", "--ignore=tests/postgres_extras"]
 """Tests that need another program, and have sessions of their own."""
+SIDE_BY_SIDE = ["--numprocesses=4", "--dist=loadgroup"]
+"""Twice the usual two cores: half of the tests' time is waiting. `-- -n 0` runs them one after the other."""
+DEPEND_ON_VERSIONS_LITTLE = [
+    "--ignore=tests/contract/test_broken_servers.py",
+    "--ignore=tests/contract/test_fuzzing.py",
+    "--ignore=tests/ledger/test_concurrency.py",
+    "--ignore=tests/ledger/test_crash.py",
+    "--ignore=tests/ledger/test_histories.py",
+    "--ignore=tests/ledger/test_postgres_connection_loss.py",
+    "--ignore=tests/packaging/test_import_directions.py",
+]
+"""The longest tests. `tests` runs them, with one Python and the newest versions."""
 
 
 def dependency_group(name: str) -> list[str]:
@@ -29,10 +43,16 @@ def dependency_group(name: str) -> list[str]:
 
 
 def install_wheel(session: nox.Session, *extras: str, groups: tuple[str, ...] = ()) -> None:
-    """Builds the wheel and installs it, not the checkout, with extras and dependency groups."""
-    dist = Path(session.create_tmp()) / "dist"
-    shutil.rmtree(dist, ignore_errors=True)
-    session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(dist), str(ROOT))
+    """Installs the built wheel, not the checkout, with extras and dependency groups.
+
+    The wheel is built here, unless the variable ROLLOUT_CONTROL_WHEEL_DIR names the directory of one.
+    """
+    if built := os.environ.get("ROLLOUT_CONTROL_WHEEL_DIR"):
+        dist = ROOT / built
+    else:
+        dist = Path(session.create_tmp()) / "dist"
+        shutil.rmtree(dist, ignore_errors=True)
+        session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(dist), str(ROOT))
     (wheel,) = dist.glob("*.whl")
     suffix = f"[{','.join(extras)}]" if extras else ""
     session.install(f"{wheel}{suffix}", *(line for group in groups for line in dependency_group(group)))
@@ -44,7 +64,7 @@ def install_wheel(session: nox.Session, *extras: str, groups: tuple[str, ...] = 
 def tests(session: nox.Session) -> None:
     """Run all tests that need no other program, on the built wheel."""
     install_wheel(session, "server", "postgres", "check", groups=("test",))
-    session.run("python", "-m", "pytest", *NEED_MORE, *session.posargs)
+    session.run("python", "-m", "pytest", *NEED_MORE, *SIDE_BY_SIDE, *session.posargs)
 
 
 @nox.session(name="postgres-extras")
@@ -96,6 +116,12 @@ def find_python(version: str) -> str | None:
 
 
 GYM_PYTHON = find_python("3.13")
+OTHER_PYTHONS = {
+    version: find_python(version)
+    for version in nox.project.python_versions(PYPROJECT)
+    if version != f"{sys.version_info.major}.{sys.version_info.minor}"
+}
+"""The path of each supported Python that nox itself does not run on; None where it is not found."""
 
 
 def install_gym(session: nox.Session, nemo_gym: str = NEMO_GYM) -> None:
@@ -154,30 +180,77 @@ def install(session: nox.Session, part: str) -> None:
     session.run("python", "tests/packaging/installed.py", part)
 
 
+def lowest_versions(*extras: str) -> list[str]:
+    """Returns the dependencies of the plain install and of some extras, each pinned to the lowest version allowed."""
+    project = PYPROJECT["project"]
+    lines = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
+    return [re.sub(r">=([^,;]+)(,[^;]*)?", r"==\1", line) for line in lines if "rollout-control" not in line]
+
+
 @nox.session
 def lowest(session: nox.Session) -> None:
-    """Run the tests with the lowest versions that pyproject.toml allows."""
-    requirements = [*PYPROJECT["project"]["dependencies"], *PYPROJECT["project"]["optional-dependencies"]["server"]]
-    requirements += [
-        line for extra in ("cli", "postgres") for line in PYPROJECT["project"]["optional-dependencies"][extra]
-    ]
-    pins = [re.sub(r">=([^,;]+)(,[^;]*)?", r"==\1", line) for line in requirements if "rollout-control" not in line]
+    """Run the tests, but the longest, with the lowest versions that pyproject.toml allows."""
+    extras = ("server", "postgres", "check")
+    install_wheel(session, *extras, groups=("test",))
+    session.install(*lowest_versions("cli", *extras))
+    session.run("python", "-m", "pytest", *NEED_MORE, *DEPEND_ON_VERSIONS_LITTLE, *SIDE_BY_SIDE, *session.posargs)
+
+
+@nox.session(name="other-pythons")
+@nox.parametrize("python", [nox.param(path, id=version) for version, path in OTHER_PYTHONS.items()])
+def other_pythons(session: nox.Session) -> None:
+    """Run the tests, but the longest, on each other Python that is supported and found here."""
+    if session.python is None:
+        session.skip("this Python is not installed here: NOTHING WAS RUN ON IT")
     install_wheel(session, "server", "postgres", "check", groups=("test",))
-    session.install(*pins)
-    session.run("python", "-m", "pytest", *NEED_MORE, *session.posargs)
+    session.run("python", "-m", "pytest", *NEED_MORE, *DEPEND_ON_VERSIONS_LITTLE, *SIDE_BY_SIDE, *session.posargs)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build sdist and wheel into dist/; `-- v1.2.3` fails unless that is the tag of the version in pyproject.toml."""
+    tag = f"v{PYPROJECT['project']['version']}"
+    if session.posargs and session.posargs != [tag]:
+        session.error(f"pyproject.toml has the version of the tag {tag}, not of {' '.join(session.posargs)}")
+    session.install(*dependency_group("build"))
+    dist = ROOT / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", str(dist))
+    session.run("twine", "check", "--strict", *map(str, dist.iterdir()))
+
+
+def install_redocly(session: nox.Session) -> str:
+    """Installs Redocly, which is an npm package, and returns its command."""
+    node_modules = session.create_tmp()
+    session.run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", node_modules, REDOCLY)
+    return f"{node_modules}/node_modules/.bin/redocly"
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation site in docs/_build/html; a link, an anchor or a reference that leads nowhere fails."""
+    install_wheel(session, "server", "postgres", groups=("docs",))
+    output = ROOT / "docs/_build"
+    shutil.rmtree(output, ignore_errors=True)
+    page = output / "extra/openapi.html"
+    page.parent.mkdir(parents=True)
+    render = ("build-docs", SPEC, f"--output={page}", "--template=docs/openapi.hbs", "--inlineBundle")
+    session.run(install_redocly(session), *render, external=True, env=NO_TELEMETRY)
+    session.run("sphinx-build", "--quiet", "--fail-on-warning", "--keep-going", "docs", str(output / "html"))
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, the spec, and the directions of imports."""
+    """Check style, the spec, the workflows, and the directions of imports."""
     session.install(*dependency_group("lint"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("openapi-spec-validator", SPEC)
     session.run("yamllint", "--strict", "spec")
-    node_modules = session.create_tmp()
-    session.run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", node_modules, REDOCLY)
-    session.run(f"{node_modules}/node_modules/.bin/redocly", "lint", SPEC, external=True)
+    session.run(install_redocly(session), "lint", SPEC, external=True, env=NO_TELEMETRY)
+    workflows = sorted(map(str, Path(".github/workflows").iterdir()))
+    session.run("check-jsonschema", "--builtin-schema=vendor.github-workflows", *workflows)
+    session.run("zizmor", "--offline", "--quiet", "--pedantic", *workflows)
     session.run("lint-imports", env={"PYTHONPATH": "spec:server:generated_client"})
 
 
