@@ -3,15 +3,21 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import asyncpg
+import msgspec
 import pytest
 from postgres_server import PostgresServer
 from rollout_control_server.errors import LedgerRefusedError, LedgerUnavailableError
 from rollout_control_server.ledger import open_ledger
 from rollout_control_server.ledger.postgres import PostgresLedger, schema
-from rollout_control_server.samples import sample_commit
+from rollout_control_server.records import RolloutManifest
+from rollout_control_server.samples import sample_commit, sample_conversation
+from rollout_control_spec import RolloutRetiredError
+
+VERSION_1 = Path(__file__).parent / "postgres_versions" / "version_1.sql"
 
 
 @pytest.fixture
@@ -71,28 +77,101 @@ async def test_schemas_of_one_database_are_apart(ledger_in: Callable[[str], Post
         assert await one.has_rows("r") is True
 
 
+@pytest.fixture
+async def version_1(postgres: PostgresServer, name: str) -> str:
+    """A schema that a program of version 1 has made and filled; rows of two removed rollouts wait to be purged."""
+    connection = await asyncpg.connect(postgres.url)
+    await connection.execute(VERSION_1.read_text().replace("rollout_control", name))
+    await connection.close()
+    return name
+
+
 async def test_an_older_schema_is_migrated_with_its_rows(
-    database: Any, name: str, ledger_in: Callable[[str], PostgresLedger], monkeypatch: pytest.MonkeyPatch
+    database: Any, version_1: str, ledger_in: Callable[[str], PostgresLedger]
 ) -> None:
     """And is then what a new one is; several workers may migrate at once."""
-    async with ledger_in(name) as old:
-        await old.record(sample_commit("r", "c"))
-        kept = await old.manifest("r")
-    scripts = dict(enumerate((schema.script(version, "{schema}") for version in range(1, schema.VERSION + 1)), 1))
-    assert scripts[1].count('"{schema}"') > 30
-    next_version = schema.VERSION + 1
-    scripts[next_version] = 'ALTER TABLE "{schema}".call_record ADD COLUMN extra bigint'
-    monkeypatch.setattr(schema, "VERSION", next_version)
-    monkeypatch.setattr(schema, "script", lambda version, name: scripts[version].replace("{schema}", name))
-    ledgers = [ledger_in(name) for _ in range(4)]
-    assert await asyncio.gather(*(ledger.manifest("r") for ledger in ledgers)) == [kept] * 4
-    for ledger in ledgers:
-        await ledger.aclose()
-    async with ledger_in(name + "_new") as new:
+    conversation = sample_conversation("conversation", 5)
+    ledgers = [ledger_in(version_1) for _ in range(4)]
+    await asyncio.gather(*(ledger.check_ready() for ledger in ledgers))
+    ledger = ledgers[0]
+    export = await ledger.export("conversation")
+    calls = [commit.record.model_call_id for commit in conversation[:4]]
+    assert [row.model_call_id for row, _ in export.rows] == [*calls, "failed-1", calls[1], "failed-2"]
+    assert {recorded_at for _, recorded_at in export.rows} == {None}
+    manifest = msgspec.json.decode(await ledger.manifest("conversation"), type=RolloutManifest)
+    assert [record.model_call_id for record in manifest.records] == calls
+    assert [failure.model_call_id for failure in manifest.failures] == ["failed-1", calls[1], "failed-2"]
+    found = {entry.rollout_id: (entry.state, entry.calls, entry.failures) for entry in (await ledger.rollouts())[0]}
+    retired = ("retired", None, None)
+    assert found == {
+        "conversation": ("live", 4, 3), "never": retired, "only-failed": ("live", 0, 1), "retired": retired,
+        "single": ("live", 1, 0),
+    }  # fmt: skip
+    never = await ledger.export("never")
+    assert never.retired_at == pytest.approx(1796094583.1875)
+    summary = await ledger.summary()
+    assert summary[:4] == (3, 2, 2, 9)
+    assert summary.oldest_recorded_at is None
+    # Old rows and new ones stand together: repeated, continued and found.
+    for commit in conversation:
+        assert await ledger.record(commit) is True
+    assert conversation[4].lookup is not None
+    assert await ledger.find_parent("conversation", conversation[4].lookup.fingerprint, 2) == conversation[4]
+    assert await database.fetchval(f"SELECT count(*) FROM {version_1}.call_record WHERE staging_chain IS NULL") >= 5
+    for one in ledgers:
+        await one.aclose()
+    async with ledger_in(version_1 + "_new") as new:
         await new.check_ready()
-    migrated = await structure(database, name)
-    assert ("column", "call_record", "extra", "bigint", "YES", "None") in migrated
-    assert migrated == await structure(database, name + "_new")
+    assert await structure(database, version_1) == await structure(database, version_1 + "_new")
+
+
+OLD_RECORD = (
+    "SELECT {}.record_rows($1, '{{}}', true, ARRAY['single'], ARRAY['f'::bytea], ARRAY['x'::bytea], "
+    "ARRAY['{{}}'::bytea], " + ", ".join(["NULL"] * 10) + ")"
+)
+"""How a program of version 1 records a failure row."""
+
+
+async def test_an_old_program_records_nothing_in_a_migrated_schema(
+    version_1: str, postgres: PostgresServer, ledger_in: Callable[[str], PostgresLedger]
+) -> None:
+    """Its handles ask for a function that is gone, and then for the version. What else they call answers rightly."""
+    old = await asyncpg.connect(postgres.url)
+    statement = await old.prepare(OLD_RECORD.format(version_1))
+    async with ledger_in(version_1) as ledger:
+        before = await ledger.export("single")
+        with pytest.raises(asyncpg.PostgresError):
+            await statement.fetch(uuid.uuid4())
+        with pytest.raises(asyncpg.UndefinedFunctionError):
+            await old.fetch(OLD_RECORD.format(version_1), uuid.uuid4())
+        assert await ledger.export("single") == before
+        assert await old.fetchval(f"SELECT {version_1}.retire($1, ARRAY['never', 'single'])", uuid.uuid4()) == [
+            "single"
+        ]
+        with pytest.raises(RolloutRetiredError):
+            await ledger.manifest("single")
+    await old.close()
+
+
+async def test_an_old_write_that_waits_for_a_migration_fails(
+    version_1: str, postgres: PostgresServer, ledger_in: Callable[[str], PostgresLedger]
+) -> None:
+    """The function that it runs no longer fits the tables."""
+    old, migrating, watching = [await asyncpg.connect(postgres.url) for _ in range(3)]
+    async with migrating.transaction():
+        await migrating.execute(schema.script(2, version_1))
+        write = asyncio.ensure_future(old.fetch(OLD_RECORD.format(version_1), uuid.uuid4()))
+        waits = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND NOT granted)"
+        while not write.done() and not await watching.fetchval(waits, old.get_server_pid()):
+            pass
+        await migrating.execute(schema.functions(version_1))
+        await migrating.execute(f"UPDATE {version_1}.schema_version SET version = {schema.VERSION}")
+    with pytest.raises((asyncpg.UndefinedColumnError, asyncpg.LockNotAvailableError)):
+        await write
+    async with ledger_in(version_1) as ledger:
+        assert len((await ledger.export("single")).rows) == 1
+    for connection in (old, migrating, watching):
+        await connection.close()
 
 
 async def test_a_newer_schema_is_refused(database: Any, name: str, ledger_in: Callable[[str], PostgresLedger]) -> None:

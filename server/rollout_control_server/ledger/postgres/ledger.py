@@ -4,10 +4,10 @@ import asyncio
 import hashlib
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from datetime import timedelta
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final, Self
 from urllib.parse import parse_qsl, urlencode
 
@@ -30,18 +30,22 @@ from rollout_control_server.ledger.base import (
 from rollout_control_server.ledger.postgres.connections import MIN_CONNECTIONS, Connections, Use
 from rollout_control_server.ledger.postgres.group_commit import GroupCommit
 from rollout_control_server.ledger.postgres.purge import Purger
-from rollout_control_server.ledger.postgres.rows import Outcome, Row
+from rollout_control_server.ledger.postgres.rows import ImportedRow, Outcome, Row, imported_rows
 from rollout_control_server.ledger.postgres.schema import check_name
-from rollout_control_server.ledger.staging_chains import chain_digest
-from rollout_control_server.records import CallRecord, ParentLookup, RolloutRemoval
+from rollout_control_server.ledger.postgres.stored_rows import check_json, commit_of_parent, export_of
+from rollout_control_server.ledger.results import (
+    IdleRemoval,
+    RolloutEntry,
+    RolloutExport,
+    RolloutFilter,
+    RolloutPage,
+    RolloutSummary,
+)
+from rollout_control_server.records import RolloutRemoval
 
 __all__ = ["PostgresLedger"]
 
 _FENCES_AT_A_TIME: Final = 5000
-_LONGEST_INTERVAL: Final = timedelta(days=365_000)
-_RECORD_DECODER: Final = msgspec.json.Decoder(CallRecord)
-_CHAIN_DECODER: Final = msgspec.json.Decoder(tuple[str, ...])
-
 
 _URL_OPTIONS: Final[dict[str, Callable[[str], object]]] = {
     "schema": str,
@@ -164,8 +168,7 @@ class PostgresLedger(CaptureLedger):
         rows = await self._call(Use.READ, "manifest", rollout_id)
         if rows and rows[0][0] is None:
             raise RolloutRetiredError(rollout_id)
-        records = [row_json for failed, row_json in rows if not failed]
-        return join_manifest(rollout_id, records, [row_json for _, row_json in rows[len(records) :]])
+        return _join(rollout_id, rows)
 
     async def _manifests(self, rollout_ids: list[str], max_bytes: int) -> ManifestsRead:
         read = ManifestsRead([], [], [])
@@ -173,13 +176,11 @@ class PostgresLedger(CaptureLedger):
         rows = await self._call(Use.READ, "manifests", rollout_ids, max_bytes)
         for dealt_with, group in groupby(rows, key=itemgetter(0)):
             rollout_id = rollout_ids[dealt_with - 1]
-            parts = [(failed, row_json) for _, failed, row_json in group]
-            if parts[0][0] is None:
+            first, *others = ((failed, row_json, json_crc) for _, failed, row_json, json_crc in group)
+            if first[0] is None:
                 read.retired.append(rollout_id)
-                continue
-            records = [row_json for failed, row_json in parts if not failed and row_json is not None]
-            failures = [row_json for failed, row_json in parts if failed]
-            read.manifests.append(join_manifest(rollout_id, records, failures))
+            else:
+                read.manifests.append(_join(rollout_id, others))
         read.remaining.extend(rollout_ids[dealt_with:])
         return read
 
@@ -199,25 +200,9 @@ class PostgresLedger(CaptureLedger):
         )
         if not rows:
             return None
-        record_json, context_len, context_digest, chain_head, chain_tail = rows[0]
-        if record_json is None:
+        if rows[0]["record_json"] is None and rows[0]["chain_digest"] is None:
             raise RolloutRetiredError(rollout_id)
-        record = _RECORD_DECODER.decode(record_json)
-        head = () if chain_head is None else _CHAIN_DECODER.decode(chain_head)
-        chain = (*head, *(key.decode() for key in chain_tail or ()))
-        return CheckedCommit(
-            rollout_id,
-            record.model_call_id,
-            record.parent_call_id,
-            record.staging_key,
-            record_json,
-            chain,
-            record.fingerprint_version,
-            ParentLookup(fingerprint, context_len, context_digest.decode()),
-            b"",
-            chain_digest(chain),
-            chain_digest(chain[:-1]),
-        )
+        return commit_of_parent(rollout_id, fingerprint, rows[0])
 
     async def _retire(self, rollout_ids: list[str]) -> RolloutRemoval:
         return await self._remove("retire", rollout_ids)
@@ -225,12 +210,20 @@ class PostgresLedger(CaptureLedger):
     async def _delete(self, rollout_ids: list[str]) -> RolloutRemoval:
         return await self._remove("delete", rollout_ids)
 
+    async def _retire_idle(self, rollout_ids: list[str], idle_for_s: float) -> IdleRemoval:
+        rows = await self._call(Use.REMOVE, "retire_idle", uuid.uuid4(), sorted(rollout_ids), idle_for_s)
+        removed, active = map(frozenset, rows[0])
+        self._purge(removed)
+        return IdleRemoval(
+            removed=[rollout_id for rollout_id in rollout_ids if rollout_id in removed],
+            absent=[rollout_id for rollout_id in rollout_ids if rollout_id not in removed | active],
+            active=[rollout_id for rollout_id in rollout_ids if rollout_id in active],
+        )
+
     async def _remove(self, function: str, rollout_ids: list[str]) -> RolloutRemoval:
-        used, _ = self._use()
         rows = await self._call(Use.REMOVE, function, uuid.uuid4(), sorted(rollout_ids))
         had_rows = frozenset(rows[0][0])
-        if had_rows:
-            used.purger.nudge(removed=True)
+        self._purge(had_rows)
         return RolloutRemoval(
             removed=[rollout_id for rollout_id in rollout_ids if rollout_id in had_rows],
             absent=[rollout_id for rollout_id in rollout_ids if rollout_id not in had_rows],
@@ -240,22 +233,58 @@ class PostgresLedger(CaptureLedger):
         forgotten = kept = kept_bytes = 0
         last_id: str | None = ""
         while last_id is not None:
-            rows = await self._call(
-                Use.REMOVE,
-                "forget_fences",
-                last_id,
-                min(older_than, _LONGEST_INTERVAL),
-                _FENCES_AT_A_TIME,
-            )
+            rows = await self._call(Use.REMOVE, "forget_fences", last_id, older_than.total_seconds(), _FENCES_AT_A_TIME)
             last_id, *counts = rows[0]
             forgotten, kept, kept_bytes = (
                 total + count for total, count in zip((forgotten, kept, kept_bytes), counts, strict=True)
             )
         return FenceCount(forgotten, kept, kept_bytes)
 
+    async def _export(self, rollout_id: str) -> RolloutExport:
+        return export_of(rollout_id, await self._call(Use.READ, "export_rows", rollout_id))
+
+    async def _import(self, rollouts: list[RolloutExport]) -> None:
+        rollouts = sorted(rollouts, key=attrgetter("rollout_id"))
+        rows = [row for export in rollouts for row in imported_rows(export)]
+        columns = [[row[column] for row in rows] for column in range(len(ImportedRow._fields))]
+        await self._call(
+            Use.REMOVE,
+            "import_rollouts",
+            uuid.uuid4(),
+            [export.rollout_id for export in rollouts],
+            [export.retired_at for export in rollouts],
+            *columns,
+        )
+        self._purge(frozenset(export.rollout_id for export in rollouts))
+
+    async def _list_rollouts(self, matching: RolloutFilter, limit: int, after: str | None) -> RolloutPage:
+        # One more than is shown tells whether there are more.
+        rows = await self._call(
+            Use.READ,
+            "list_rollouts",
+            matching.state,
+            matching.prefix,
+            matching.idle_for_s,
+            matching.changed_since,
+            matching.has_failures,
+            limit + 1,
+            after or "",
+        )
+        page = [_entry(row) for row in rows[:limit]]
+        return RolloutPage(page, page[-1].rollout_id if len(rows) > limit else None)
+
+    async def _summary(self) -> RolloutSummary:
+        rows = await self._call(Use.READ, "summary")
+        return RolloutSummary(*rows[0])
+
     async def _call(self, use: Use, function: str, *arguments: object) -> list[Any]:
         used, deadline = self._use()
         return await used.connections.call(use, function, *arguments, deadline=deadline)
+
+    def _purge(self, removed: Collection[str]) -> None:
+        """Has the rows of these rollouts deleted in the background, unless the handle was closed meanwhile."""
+        if removed and self._in_use is not None:
+            self._in_use.purger.nudge(removed=True)
 
     def _use(self) -> tuple[_InUse, float]:
         """Returns what the handle works with in this event loop, and by when an operation that begins now must end."""
@@ -278,3 +307,20 @@ class PostgresLedger(CaptureLedger):
             raise LedgerError("this PostgresLedger belongs to the event loop that first used it: build one for each")
         used.purger.nudge()
         return used, loop.time() + self._operation_timeout_s
+
+
+def _join(rollout_id: str, rows: Iterable[Any]) -> bytes:
+    """Returns a manifest of rows that are each whether it is a failure, its JSON, and the CRC-32 of that."""
+    parts: tuple[list[bytes], list[bytes]] = ([], [])
+    for failed, row_json, json_crc in rows:
+        parts[failed].append(check_json(rollout_id, failed, row_json, json_crc))
+    return join_manifest(rollout_id, *parts)
+
+
+def _entry(row: Any) -> RolloutEntry:
+    rollout_id, calls, failures, first_recorded_at, last_recorded_at, retired_at, changed_at = row
+    if retired_at is not None:
+        return RolloutEntry(rollout_id, "retired", None, None, None, None, retired_at, changed_at)
+    return RolloutEntry(
+        rollout_id, "live", calls, failures, first_recorded_at, last_recorded_at, retired_at, changed_at
+    )

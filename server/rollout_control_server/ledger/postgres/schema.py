@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from rollout_control_server.errors import LedgerRefusedError, LedgerUnavailableError
 
-VERSION: Final = 1
-"""The schema version of this program. Version N is what schema_1.sql to schema_N.sql make, one after the other."""
+VERSION: Final = 2
+"""The schema version of this program. Its tables are what schema_1.sql to schema_2.sql make, one after the other."""
 
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _MIGRATION_LOCK: Final = 0x726F6C6C6F757431
@@ -29,8 +29,27 @@ def check_name(name: str) -> str:
 
 
 def script(version: int, name: str) -> str:
-    """Returns the SQL that makes this version of the version before it."""
-    text = files(__package__).joinpath(f"schema_{version}.sql").read_text(encoding="utf-8")
+    """Returns the SQL that makes the tables of this version from those of the version before it."""
+    return _read(f"schema_{version}.sql", name)
+
+
+def functions(name: str) -> str:
+    """Returns the SQL that puts the functions of this program in the place of those that there are."""
+    drop = f"""
+        DO $$
+        DECLARE
+          function regprocedure;
+        BEGIN
+          FOR function IN SELECT oid FROM pg_proc WHERE pronamespace = '"{name}"'::regnamespace LOOP
+            EXECUTE 'DROP FUNCTION ' || function;
+          END LOOP;
+        END $$;
+    """
+    return drop + _read("functions.sql", name)
+
+
+def _read(file: str, name: str) -> str:
+    text = files(__package__).joinpath(file).read_text(encoding="utf-8")
     return text.replace("{schema}", f'"{name}"')
 
 
@@ -65,6 +84,8 @@ async def make_schema_ready(connection: Any, name: str, *, may_create: bool) -> 
                 await connection.execute(f'CREATE SCHEMA "{name}"')
         for version in range(found + 1, VERSION + 1):
             await connection.execute(script(version, name))
+        if found < VERSION:
+            await connection.execute(functions(name))
         if found == 0:
             await connection.execute(f'INSERT INTO "{name}".schema_version VALUES ({VERSION})')
         elif found < VERSION:
