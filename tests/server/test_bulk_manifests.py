@@ -1,4 +1,4 @@
-"""The bulk operation, as a client without our library sees it."""
+"""The bulk operation on our server, where the check does not see it: its limit, and ledgers of another make."""
 
 import asyncio
 import json
@@ -9,7 +9,6 @@ import pytest
 from litestar import Litestar
 from rollout_control_server import MemoryLedger, RolloutRetiredError, create_app, install_rollout_control_routes
 from rollout_control_server.samples import sample_conversation
-from rollout_control_spec import CONTROL_ROUTE_PREFIX
 from served import TOKEN, Control, controlled
 
 
@@ -28,27 +27,10 @@ def fill(ledger: Any, **rollouts: int) -> None:
     asyncio.run(record())
 
 
-def test_each_id_is_in_one_list_in_the_order_of_the_request(control: Control) -> None:
-    fill(control.ledger, a=3, b=1, gone=2)
-    control.remove("retire", "gone", "never")
-    answer = ask(control, "b", "never", "a", "b", "empty", "gone", "a")
-    assert list(answer) == ["manifests", "retired", "remaining"]
-    assert [manifest["rollout_id"] for manifest in answer["manifests"]] == ["b", "a", "empty"]
-    assert answer["retired"] == ["never", "gone"]
-    assert answer["remaining"] == []
-
-
 def test_each_manifest_is_the_one_that_is_read_alone(control: Control) -> None:
     fill(control.ledger, a=30, b=1)
     together = json.dumps(ask(control, "a", "b", "empty")["manifests"])
     assert together == json.dumps([control.get_manifest(rollout_id).json() for rollout_id in ("a", "b", "empty")])
-
-
-def test_it_only_reads(control: Control) -> None:
-    fill(control.ledger, a=3)
-    for _ in range(2):
-        assert len(ask(control, "a", "new")["manifests"]) == 2
-    assert control.remove("retire", "a", "new").json() == {"removed": ["a"], "absent": ["new"]}
 
 
 def test_the_answer_ends_at_its_limit() -> None:
@@ -98,38 +80,6 @@ def test_it_is_never_refused_as_a_removal_is() -> None:
     with controlled(ledger, create_app(ledger, TOKEN, lambda: "not now")) as control:
         assert control.remove("retire", "a").status_code == 409
         assert len(ask(control, "a")["manifests"]) == 1
-
-
-@pytest.mark.parametrize(
-    ("body", "headers", "status"),
-    [
-        (b'{"rollout_ids":["a"]}', {"authorization": "Bearer wrong"}, 401),
-        (b'{"rollout_ids":["a"]}', {"content_type": "text/plain"}, 415),
-        (b'{"rollout_ids":["a"]}', {"content_encoding": "gzip"}, 415),
-        (b" " * (8 * 2**20 + 1), {}, 413),
-        (b'{"rollout_ids":["a"]', {}, 400),
-        (b'{"rollout_ids":[]}', {}, 422),
-        (b'{"rollout_ids":["a"],"limit":1}', {}, 422),
-        (json.dumps({"rollout_ids": ["a"] * 4097}).encode(), {}, 422),
-        (b'{"rollout_ids":["a","b\\n"]}', {}, 400),
-    ],
-)
-def test_it_is_refused_as_the_other_operations_are(
-    control: Control, body: bytes, headers: dict[str, str], status: int
-) -> None:
-    answer = control.post("manifests", body, **headers)
-    assert answer.status_code == status
-    assert answer.headers["content-type"] == "application/problem+json"
-
-
-def test_another_method_is_405(control: Control) -> None:
-    answer = control.http.get(f"{CONTROL_ROUTE_PREFIX}/rollouts/manifests")
-    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
-
-
-def test_a_rollout_may_have_the_operations_name(control: Control) -> None:
-    fill(control.ledger, manifests=2)
-    assert len(control.get_manifest("manifests").json()["records"]) == 2
 
 
 class OfAnotherMake:

@@ -1,4 +1,7 @@
-"""Each row of the contract's status table, over HTTP, and the order in which a server decides."""
+"""Requests to our server that the contract check does not send, and answers that it cannot provoke.
+
+What every server must do is tested by the check, in tests/contract/test_check_correct_server.py.
+"""
 
 import asyncio
 import json
@@ -9,8 +12,8 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from rollout_control_server import CallRecord, CaptureCommit, MemoryLedger, RolloutManifest, create_app
-from rollout_control_server.samples import sample_commit, sample_conversation
+from rollout_control_server import CallRecord, CaptureCommit, MemoryLedger, create_app
+from rollout_control_server.samples import sample_commit
 from rollout_control_spec import CONTROL_ROUTE_PREFIX
 from served import TOKEN, Control, controlled
 
@@ -38,62 +41,15 @@ def record(control: Control, *commits: CaptureCommit) -> None:
     asyncio.run(record_all())
 
 
-def test_200_a_manifest(control: Control) -> None:
-    commits = sample_conversation("r", 12, branch_at=4)
-    record(control, *commits)
-    answer = control.get_manifest("r")
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == "application/json"
-    manifest = msgspec.json.decode(answer.content, type=RolloutManifest)
-    assert manifest == RolloutManifest(rollout_id="r", records=[commit.record for commit in commits], failures=[])
-
-
-def test_200_the_manifest_of_a_rollout_without_calls_is_empty(control: Control) -> None:
-    assert control.get_manifest("never").json() == {
-        "schema_version": 2,
-        "rollout_id": "never",
-        "records": [],
-        "failures": [],
-    }
-
-
-def test_200_removals(control: Control) -> None:
-    record(control, sample_commit("a", "c"), sample_commit("b", "c"))
-    assert control.remove("retire", "x", "a", "x", "a").json() == {"removed": ["a"], "absent": ["x"]}
-    assert control.remove("delete", "b", "a").json() == {"removed": ["b"], "absent": ["a"]}
-    assert control.get_manifest("a").status_code == 200
-
-
-@pytest.mark.parametrize("rollout_id", ["retire", "delete", "manifest", "rollouts", "a" * 255, "...", "-._"])
-def test_200_ids_that_look_like_something_else(control: Control, rollout_id: str) -> None:
-    record(control, sample_commit(rollout_id, "c"))
-    assert len(control.get_manifest(rollout_id).json()["records"]) == 1
-
-
-@pytest.mark.parametrize(
-    "path_id", ["%2e", "%2E%2e", "r1%0A", "%00", "a%20b", "%C3%A9", "%FF", "a" * 256, "a" * 60_000]
-)
+@pytest.mark.parametrize("path_id", ["%FF", "a" * 60_000])
 def test_400_an_invalid_id_in_the_path(control: Control, path_id: str) -> None:
     assert_problem(control.get_manifest(path_id), 400, "invalid-rollout-id")
 
 
-@pytest.mark.parametrize("bad", ["", ".", "..", "a/b", "r1\n", "\x00", "é", "a" * 256, "a" * 70_000])
-@pytest.mark.parametrize("operation", ["retire", "delete"])
-def test_400_an_invalid_id_anywhere_in_a_batch_changes_nothing(control: Control, operation: str, bad: str) -> None:
-    record(control, sample_commit("good", "c"))
-    assert_problem(control.remove(operation, "good", bad), 400, "invalid-rollout-id")
-    assert len(control.get_manifest("good").json()["records"]) == 1
-
-
 NOT_JSON = {
-    "empty": b"",
-    "cut off": b'{"rollout_ids":["a"]',
-    "trailing": b'{"rollout_ids":["a"]} x',
     "NaN": b'{"rollout_ids":[NaN]}',
-    "single quotes": b"{'rollout_ids':['a']}",
     "a BOM": b'\xef\xbb\xbf{"rollout_ids":["a"]}',
     "UTF-16": '{"rollout_ids":["a"]}'.encode("utf-16"),
-    "bytes that are no UTF-8": b'{"rollout_ids":["\xff"]}',
     "a lone surrogate": b'{"rollout_ids":["\\ud800"]}',
     "100,000 brackets": b"[" * 100_000,
     "100,000 brackets where an id belongs": b'{"rollout_ids":' + b"[" * 100_000,
@@ -110,35 +66,18 @@ def test_400_a_body_that_is_not_json(control: Control, body: bytes) -> None:
     assert_problem(control.post("retire", body), 400, "malformed-body")
 
 
-AUTHORIZATIONS: dict[str, list[bytes]] = {
-    "none": [],
+AUTHORIZATIONS = {
     "empty": [b""],
-    "a wrong token": [b"Bearer wrong"],
-    "the token's beginning": [f"Bearer {TOKEN[:-1]}".encode()],
-    "more than the token": [f"Bearer {TOKEN} x".encode()],
-    "another scheme": [f"Basic {TOKEN}".encode()],
-    "no scheme": [TOKEN.encode()],
-    "not ASCII": [b"Bearer t\xc3\xb6ken\xff"],
+    "the token and another word": [f"Bearer {TOKEN} x".encode()],
     "two of them": [f"Bearer {TOKEN}".encode(), b"Bearer wrong"],
 }
 
 
 @pytest.mark.parametrize("authorization", AUTHORIZATIONS.values(), ids=AUTHORIZATIONS)
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "/rollouts/r/manifest"),
-        ("POST", "/rollouts/retire"),
-        ("POST", "/rollouts/delete"),
-        ("GET", "/no/such/path"),
-        ("PUT", "/rollouts/retire"),
-        ("GET", "/rollouts/a%2Fb/manifest"),
-    ],
-)
-def test_401_comes_before_everything(control: Control, authorization: list[bytes], method: str, path: str) -> None:
+def test_401_an_odd_authorization(control: Control, authorization: list[bytes]) -> None:
     with httpx.Client(base_url=control.base_url, trust_env=False) as stranger:
         headers = [(b"authorization", value) for value in authorization]
-        answer = stranger.request(method, f"{CONTROL_ROUTE_PREFIX}{path}", headers=headers)
+        answer = stranger.get(f"{CONTROL_ROUTE_PREFIX}/rollouts/r/manifest", headers=headers)
     assert_problem(answer, 401, "unauthorized")
     assert answer.headers["www-authenticate"] == "Bearer"
 
@@ -174,7 +113,7 @@ def test_404_outside_the_prefix_needs_no_token(control: Control) -> None:
     assert_problem(httpx.get(f"{control.base_url}/elsewhere", trust_env=False), 404, "not-found")
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "PROPFIND"])
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "TRACE", "PROPFIND"])
 def test_405_another_method_on_the_manifest(control: Control, method: str) -> None:
     answer = control.http.request(method, f"{CONTROL_ROUTE_PREFIX}/rollouts/r/manifest")
     assert answer.headers["allow"] == "GET"
@@ -184,10 +123,9 @@ def test_405_another_method_on_the_manifest(control: Control, method: str) -> No
         assert_problem(answer, 405, "method-not-allowed")
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
-@pytest.mark.parametrize("operation", ["retire", "delete"])
-def test_405_another_method_on_a_removal(control: Control, method: str, operation: str) -> None:
-    answer = control.http.request(method, f"{CONTROL_ROUTE_PREFIX}/rollouts/{operation}")
+@pytest.mark.parametrize("method", ["OPTIONS", "TRACE"])
+def test_405_another_method_on_a_removal(control: Control, method: str) -> None:
+    answer = control.http.request(method, f"{CONTROL_ROUTE_PREFIX}/rollouts/retire")
     assert_problem(answer, 405, "method-not-allowed")
     assert answer.headers["allow"] == "POST"
 
@@ -222,24 +160,6 @@ def test_a_removal_that_is_not_refused_is_done() -> None:
         assert control.remove("retire", "r").status_code == 200
 
 
-def test_410_the_manifest_of_a_retired_rollout(control: Control) -> None:
-    record(control, sample_commit("r", "c"))
-    control.remove("retire", "r", "never")
-    assert_problem(control.get_manifest("r"), 410, "rollout-retired")
-    assert_problem(control.get_manifest("never"), 410, "rollout-retired")
-
-
-def test_413_a_body_over_the_limit(control: Control) -> None:
-    assert_problem(control.post("retire", b" " * (8 * 2**20 + 1)), 413, "body-too-large")
-
-
-def test_413_a_body_over_the_limit_that_does_not_say_its_length(control: Control) -> None:
-    url = f"{CONTROL_ROUTE_PREFIX}/rollouts/retire"
-    chunks = (b" " * 2**20 for _ in range(9))
-    answer = control.http.post(url, content=chunks, headers={"content-type": "application/json"})
-    assert_problem(answer, 413, "body-too-large")
-
-
 def test_the_largest_batch_is_within_the_limit(control: Control) -> None:
     """4096 of the longest ids, each character written as an escape."""
     ids = [f"{index:0255d}" for index in range(4096)]
@@ -250,17 +170,13 @@ def test_the_largest_batch_is_within_the_limit(control: Control) -> None:
     assert answer.json() == {"removed": [], "absent": ids}
 
 
-@pytest.mark.parametrize(
-    "content_type",
-    ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonx", "application/json; charset=utf-16"],
-)
-def test_415_a_body_of_another_type(control: Control, content_type: str) -> None:
-    answer = control.post("retire", b'{"rollout_ids":["r"]}', content_type=content_type)
-    assert_problem(answer, 415, "unsupported-media-type")
+def test_415_a_charset_that_is_not_utf_8(control: Control) -> None:
+    body, content_type = b'{"rollout_ids":["r"]}', "application/json; charset=utf-16"
+    assert_problem(control.post("retire", body, content_type=content_type), 415, "unsupported-media-type")
     assert control.get_manifest("r").status_code == 200
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip", "x"])
+@pytest.mark.parametrize("encoding", ["deflate, gzip", "x"])
 def test_415_a_body_with_a_content_coding(control: Control, encoding: str) -> None:
     answer = control.post("retire", b'{"rollout_ids":["r"]}', content_encoding=encoding)
     assert_problem(answer, 415, "unsupported-media-type")
@@ -280,37 +196,22 @@ def test_415_by_a_second_header(control: Control) -> None:
 
 
 @pytest.mark.parametrize(
-    "content_type", ["application/json", "Application/JSON", "application/json; charset=utf-8", "application/json;x=y"]
+    "content_type", ["Application/JSON", 'application/json; charset="utf-8"', "application/json;x=y"]
 )
 def test_json_by_any_spelling_is_taken(control: Control, content_type: str) -> None:
     body = b'{"rollout_ids":["r"]}'
     assert control.post("retire", body, content_type=content_type, content_encoding="identity").status_code == 200
 
 
-BREAKS_THE_SCHEMA: dict[str, Any] = {
-    "an empty list": {"rollout_ids": []},
-    "4097 ids": {"rollout_ids": [f"r{index}" for index in range(4097)]},
-    "an unknown field": {"rollout_ids": ["r"], "force": True},
-    "no list": {"rollout_ids": "r"},
-    "nothing": {},
-    "numbers": {"rollout_ids": ["r", 1]},
-    "null": {"rollout_ids": None},
-    "a null id": {"rollout_ids": [None]},
-    "lists": {"rollout_ids": [["r"]]},
-    "another kind of JSON": ["r"],
-    "a bare null": None,
+BREAKS_THE_SCHEMA = {
     "a number that no float holds": {"rollout_ids": [10**400]},
     "a number of 5000 digits": {"rollout_ids": ["a"], "x": 10**4000},
-    "bad ids in a body that breaks the schema": {"rollout_ids": ["a/b", 1]},
 }
 
 
 @pytest.mark.parametrize("body", BREAKS_THE_SCHEMA.values(), ids=BREAKS_THE_SCHEMA)
-@pytest.mark.parametrize("operation", ["retire", "delete"])
-def test_422_json_that_breaks_the_schema_changes_nothing(control: Control, operation: str, body: Any) -> None:
-    record(control, sample_commit("r", "c"))
-    assert_problem(control.post(operation, json.dumps(body).encode()), 422, "invalid-body")
-    assert len(control.get_manifest("r").json()["records"]) == 1
+def test_422_json_that_breaks_the_schema(control: Control, body: Any) -> None:
+    assert_problem(control.post("retire", json.dumps(body).encode()), 422, "invalid-body")
 
 
 def test_of_duplicate_keys_the_last_counts(control: Control) -> None:
