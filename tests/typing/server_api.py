@@ -5,8 +5,9 @@ from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import assert_type
 
+import httpx
+import uvicorn
 from litestar import Litestar
-from litestar.types import ASGIApp
 from rollout_control_server import (
     CallRecord,
     CaptureCommit,
@@ -24,6 +25,7 @@ from rollout_control_server.ledger import FenceCount, SqliteLedger
 from rollout_control_server.ledger.base import ManifestsRead
 from rollout_control_server.ledger.conformance import SharedLedgerConformance
 from rollout_control_spec import openapi_yaml, unique_rollout_ids, validate_rollout_id
+from starlette.routing import Mount
 
 
 async def use_a_ledger(ledger: CaptureLedger, rollout_ids: Sequence[str]) -> None:
@@ -76,7 +78,11 @@ async def refuse_later() -> str | None:
 
 
 def serve(ledger: CaptureLedger) -> None:
-    assert_type(create_app(ledger, "token", lambda: None, answer_limit=2**20), ASGIApp)
+    app = create_app(ledger, "token", lambda: None, answer_limit=2**20)
+    # Whatever serves, calls or mounts ASGI applications takes it.
+    uvicorn.Config(app)
+    httpx.ASGITransport(app)
+    Mount("/models", app)
     install_rollout_control_routes(Litestar(), ledger, "token", refuse_later)
 
 
