@@ -6,6 +6,7 @@ from typing import Final
 
 import click
 from rollout_control_server import CaptureLedger, LedgerError, LedgerUnavailableError, open_ledger
+from rollout_control_spec import LEDGER_VARIABLE
 
 __all__ = ["LEDGER_HELP", "ledger_errors_end_command", "ledger_option", "open_named_ledger"]
 
@@ -18,7 +19,7 @@ ledger_option = click.option(
     "ledger_url",
     metavar="URL",
     # A command line shows a password to everybody on the machine; the environment doesn't.
-    envvar="ROLLOUT_CONTROL_LEDGER",
+    envvar=LEDGER_VARIABLE,
     show_envvar=True,
     default=DEFAULT_LEDGER,
     show_default=True,

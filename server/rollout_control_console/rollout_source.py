@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, Type
 
 import click
 from rollout_control_server.ledger import CaptureLedger
-from rollout_control_spec import AUTH_TOKEN_VARIABLE
+from rollout_control_spec import AUTH_TOKEN_VARIABLE, LEDGER_VARIABLE, URL_VARIABLE
 
 from rollout_control_console.ledgers import LEDGER_HELP, ledger_errors_end_command, open_named_ledger
 
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["Rollout", "RolloutSource", "open_source", "source_errors_end_command", "source_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-URL_VARIABLE: Final = "ROLLOUT_CONTROL_URL"
-LEDGER_VARIABLE: Final = "ROLLOUT_CONTROL_LEDGER"
 
 REQUEST_TIMEOUT_S: Final = 60.0
 """Seconds for one request; a server answers the longest one, a batch of 4096 ids, in a small part of that."""

@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 import msgspec
+from rollout_control_spec import LEDGER_VARIABLE
 
 from rollout_control_server.ledger import CaptureLedger, open_ledger
 from rollout_control_server.records import CallRecord, CaptureCommit
@@ -47,8 +48,8 @@ async def _record_standard_input(ledger_url: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m rollout_control_server.record_rows", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("ledger_url", nargs="?", default=os.environ.get("ROLLOUT_CONTROL_LEDGER"))
+    parser.add_argument("ledger_url", nargs="?", default=os.environ.get(LEDGER_VARIABLE))
     ledger_url = parser.parse_args().ledger_url
     if not ledger_url:
-        parser.error("give the ledger's URL, or set ROLLOUT_CONTROL_LEDGER")
+        parser.error(f"give the ledger's URL, or set {LEDGER_VARIABLE}")
     asyncio.run(_record_standard_input(ledger_url))

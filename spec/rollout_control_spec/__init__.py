@@ -13,11 +13,13 @@ __all__ = [
     "AUTH_TOKEN_VARIABLE",
     "BODY_LIMIT",
     "CONTROL_ROUTE_PREFIX",
+    "LEDGER_VARIABLE",
     "MANIFEST_SCHEMA_VERSION",
     "MAX_INT",
     "MAX_LEDGER_BATCH",
     "MAX_PAGE",
     "MAX_ROLLOUT_ID_LENGTH",
+    "URL_VARIABLE",
     "RolloutControlError",
     "RolloutRetiredError",
     "openapi_yaml",
@@ -50,6 +52,12 @@ BODY_LIMIT: Final = 8 * 2**20
 
 AUTH_TOKEN_VARIABLE: Final = "ROLLOUT_CONTROL_AUTH_TOKEN"
 """The environment variable that the commands read the bearer token from. A command line would show the token."""
+
+URL_VARIABLE: Final = "ROLLOUT_CONTROL_URL"
+"""The environment variable that names the server which a command asks, unless an option does."""
+
+LEDGER_VARIABLE: Final = "ROLLOUT_CONTROL_LEDGER"
+"""The environment variable that names the ledger which a command opens, unless an option does."""
 
 _ROLLOUT_ID: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_ROLLOUT_ID_LENGTH}}}")
 _DOT_SEGMENTS: Final = frozenset({".", ".."})

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -72,6 +73,15 @@ def cli() -> None:
         require(ended.returncode == 2, f"{arguments[0]} ends with status 2")
         require(f"pip install 'rollout-control[{extra}]'" in ended.stderr, f"and names the extra {extra}")
         require("Traceback" not in ended.stderr, "without a traceback")
+
+    ended = run(the_command(), "retire", "--idle-for", "6h", "--url", f"http://127.0.0.1:{free_port()}")
+    require(ended.returncode == 1, f"a subcommand that asks a server needs no other extra: {ended.stderr}")
+    require("Traceback" not in ended.stderr, "and says in words that it does not reach the server")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def server() -> None:
