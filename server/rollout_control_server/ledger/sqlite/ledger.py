@@ -8,7 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from rollout_control_server.errors import LedgerClosedError, LedgerRefusedError, LedgerUnavailableError
+from rollout_control_server.errors import (
+    LedgerClosedError,
+    LedgerCorruptError,
+    LedgerRefusedError,
+    LedgerUnavailableError,
+)
 from rollout_control_server.ledger.base import CaptureLedger
 from rollout_control_server.ledger.checked_rows import CheckedCommit, CheckedFailure
 from rollout_control_server.ledger.results import (
@@ -170,6 +175,8 @@ class SqliteLedger(CaptureLedger):
             forgotten += step.forgotten
             kept += step.kept
             kept_bytes += step.kept_id_bytes + step.kept * _BYTES_OF_A_FENCE
+            if step.last_id is not None and step.last_id <= last_id:
+                raise LedgerCorruptError(f"the rollouts of the ledger {self._path} are not in order")
             last_id = step.last_id
         return FenceCount(forgotten, kept, kept_bytes)
 

@@ -30,6 +30,7 @@ from rollout_control_server.ledger.sqlite.rows import INSERT_CALL, pack_digest, 
 from rollout_control_server.ledger.sqlite.schema import (
     SCHEMA,
     VERSION,
+    is_marked_as_ledger,
     mark_as_ledger,
     schema_version,
     use_wal,
@@ -100,6 +101,8 @@ def open_ledger_file(path: Path, busy_timeout_s: float) -> apsw.Connection:
         try:
             connection = connect(path)
         except apsw.NotADBError as error:
+            if is_marked_as_ledger(path):
+                raise
             raise LedgerRefusedError(f"{path} is no SQLite database: name another file for the ledger") from error
         try:
             version = schema_version(connection, path)

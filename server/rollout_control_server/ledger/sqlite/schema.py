@@ -15,10 +15,23 @@ from rollout_control_server.ledger.sqlite.connections import (
     transaction,
 )
 
-__all__ = ["MAX_ROWS", "SCHEMA", "SEQ_BITS", "VERSION", "create_ledger", "mark_as_ledger", "schema_version", "use_wal"]
+__all__ = [
+    "MAX_ROWS",
+    "SCHEMA",
+    "SEQ_BITS",
+    "VERSION",
+    "create_ledger",
+    "is_marked_as_ledger",
+    "mark_as_ledger",
+    "schema_version",
+    "use_wal",
+]
 
 APPLICATION_ID: Final = 0x52434C47
 """`RCLG`, in the file's header: what `file` and other programs know a ledger by."""
+
+_APPLICATION_ID_AT: Final = 68
+_HEADER_BYTES: Final = 100
 
 VERSION: Final = 3
 """The version of the layout, in the header's `user_version`."""
@@ -134,6 +147,16 @@ def mark_as_ledger(connection: apsw.Connection, version: int) -> None:
     """Writes into the header that this is a ledger, and of which version."""
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {version}")
+
+
+def is_marked_as_ledger(path: Path) -> bool:
+    """Tells whether the header of a file that SQLite cannot read says that it is a ledger, so that it is damaged."""
+    # SQLite's own file, because a file of Python's would release this process's locks when it is closed.
+    file = apsw.VFSFile("", str(path), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0])
+    try:
+        return file.xFileSize() >= _HEADER_BYTES and file.xRead(4, _APPLICATION_ID_AT) == APPLICATION_ID.to_bytes(4)
+    finally:
+        file.xClose()
 
 
 def schema_version(connection: apsw.Connection, path: Path) -> int:
