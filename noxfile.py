@@ -95,6 +95,16 @@ def bench_postgres(session: nox.Session) -> None:
     )  # fmt: skip
 
 
+@nox.session(name="bench-listing")
+def bench_listing(session: nox.Session) -> None:
+    """Measure the listings of 200,000 live and as many retired rollouts, and write bench/LISTING_RESULTS.md."""
+    install_wheel(session, "server", "postgres", groups=("test",))
+    session.run(
+        "python", "bench/listing.py", "--output", "bench/LISTING_RESULTS.md", *session.posargs,
+        env={"PYTHONPATH": "tests"},
+    )  # fmt: skip
+
+
 @nox.session
 def crash(session: nox.Session) -> None:
     """Kill processes that use a ledger 200 times, a PostgreSQL server 20 times (`tests`: 20 and 3); needs strace."""
