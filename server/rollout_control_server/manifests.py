@@ -60,7 +60,7 @@ async def read_manifests(ledger: Any, rollout_ids: list[str], max_bytes: int) ->
                 raise
             answer.add_retired(rollout_id)
             continue
-        if not answer.has_room_for(len(manifest)):
+        if len(manifest) > answer.room:
             break
         answer.add_manifest(manifest)
     return answer.read()

@@ -1,4 +1,6 @@
-"""Filling the answer to a reading of many manifests, the same way in every ledger."""
+"""Fills the answer to a reading of many manifests, the same way in every ledger."""
+
+import sys
 
 from rollout_control_server.ledger.results import ManifestsRead
 
@@ -6,17 +8,10 @@ __all__ = ["BulkAnswer"]
 
 
 class BulkAnswer:
-    """An answer that is filled id by id, in the order of the request, until it has reached its size.
+    """The answer to a reading of many manifests, while it is filled.
 
-    answer = BulkAnswer(rollout_ids, max_bytes)
-    for rollout_id in rollout_ids:
-        if it is retired:
-            answer.add_retired(rollout_id)
-        elif answer.has_room_for(the bytes of its manifest):
-            answer.add_manifest(its manifest)
-        else:
-            break
-    return answer.read()
+    Its user takes the ids in the order of the request. For each it calls `add_retired`, or `add_manifest` if the
+    manifest is not larger than `room`; at the first that is larger, it stops. `read` returns the answer.
     """
 
     def __init__(self, rollout_ids: list[str], max_bytes: int) -> None:
@@ -25,9 +20,10 @@ class BulkAnswer:
         self._manifests: list[bytes] = []
         self._retired: list[str] = []
 
-    def has_room_for(self, manifest_bytes: int) -> bool:
-        """Returns whether the next id's manifest may have so many bytes. The request's first id always has room."""
-        return manifest_bytes <= self._bytes_left or not (self._manifests or self._retired)
+    @property
+    def room(self) -> int:
+        """How many bytes the next id's manifest may have. The first id of the request has room for any."""
+        return self._bytes_left if self._manifests or self._retired else sys.maxsize
 
     def add_manifest(self, manifest: bytes) -> None:
         """Adds the manifest of the next id."""

@@ -126,7 +126,7 @@ class MemoryLedger(CaptureLedger):
                 except RolloutRetiredError:
                     answer.add_retired(rollout_id)
                     continue
-                if not answer.has_room_for(len(manifest)):
+                if len(manifest) > answer.room:
                     break
                 answer.add_manifest(manifest)
         return answer.read()

@@ -27,6 +27,7 @@ from rollout_control_server.ledger.base import (
     ManifestsRead,
     join_manifest,
 )
+from rollout_control_server.ledger.bulk_answer import BulkAnswer
 from rollout_control_server.ledger.postgres.connections import MIN_CONNECTIONS, Connections, Use
 from rollout_control_server.ledger.postgres.group_commit import GroupCommit
 from rollout_control_server.ledger.postgres.purge import Purger
@@ -171,18 +172,16 @@ class PostgresLedger(CaptureLedger):
         return _join(rollout_id, rows)
 
     async def _manifests(self, rollout_ids: list[str], max_bytes: int) -> ManifestsRead:
-        read = ManifestsRead([], [], [])
-        dealt_with = 0
+        answer = BulkAnswer(rollout_ids, max_bytes)
         rows = await self._call(Use.READ, "manifests", rollout_ids, max_bytes)
         for dealt_with, group in groupby(rows, key=itemgetter(0)):
             rollout_id = rollout_ids[dealt_with - 1]
             first, *others = ((failed, row_json, json_crc) for _, failed, row_json, json_crc in group)
             if first[0] is None:
-                read.retired.append(rollout_id)
+                answer.add_retired(rollout_id)
             else:
-                read.manifests.append(_join(rollout_id, others))
-        read.remaining.extend(rollout_ids[dealt_with:])
-        return read
+                answer.add_manifest(_join(rollout_id, others))
+        return answer.read()
 
     async def _has_rows(self, rollout_id: str) -> bool:
         rows = await self._call(Use.READ, "is_fenced", rollout_id)

@@ -13,6 +13,7 @@ from rollout_control_spec import RolloutRetiredError
 
 from rollout_control_server.errors import LedgerCorruptError
 from rollout_control_server.ledger.base import join_manifest
+from rollout_control_server.ledger.bulk_answer import BulkAnswer
 from rollout_control_server.ledger.checked_rows import CheckedCommit
 from rollout_control_server.ledger.results import (
     LedgerRow,
@@ -126,15 +127,16 @@ def manifests(connection: apsw.Connection, rollout_ids: list[str], max_bytes: in
     Raises:
         LedgerCorruptError: Some rows of a rollout are lost.
     """
-    read = ManifestsRead([], [], [])
-    size = 0
+    answer = BulkAnswer(rollout_ids, max_bytes)
     cursor = connection.execute(_MANIFESTS, (msgspec.json.encode(rollout_ids).decode(),))
-    for index, (rollout_id, rows) in enumerate(groupby(cursor, key=itemgetter(0))):
+    for rollout_id, rows in groupby(cursor, key=itemgetter(0)):
         records: list[bytes] = []
         failures: list[bytes] = []
+        room = answer.room
+        size = _EMPTY_MANIFEST_BYTES + len(rollout_id)
         for seq, (_, known, generation, call_rowid, reason, json) in enumerate(rows):
             if known and generation is None:
-                read.retired.append(rollout_id)
+                answer.add_retired(rollout_id)
                 break
             if generation is not None:
                 if call_rowid != generation << SEQ_BITS | seq:
@@ -142,14 +144,12 @@ def manifests(connection: apsw.Connection, rollout_ids: list[str], max_bytes: in
                 rows_of_kind = records if reason is None else failures
                 size += len(json) + bool(rows_of_kind)  # a comma
                 rows_of_kind.append(json)
-            if size + _EMPTY_MANIFEST_BYTES + len(rollout_id) > max_bytes and index > 0:
+            if size > room:
                 cursor.close(True)
-                read.remaining.extend(rollout_ids[index:])
-                return read
+                return answer.read()
         else:
-            read.manifests.append(join_manifest(rollout_id, records, failures))
-            size += _EMPTY_MANIFEST_BYTES + len(rollout_id)
-    return read
+            answer.add_manifest(join_manifest(rollout_id, records, failures))
+    return answer.read()
 
 
 def has_rows(connection: apsw.Connection, rollout_id: str) -> bool:
