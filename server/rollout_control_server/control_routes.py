@@ -1,6 +1,7 @@
 """Installs the control routes in an application of Litestar, Starlette or FastAPI.
 
-The name of the module, and the names in it, are those of `nemo_gym.token_id_capture.control_routes`.
+The name of the module, and the names in it, are those of `nemo_gym.token_id_capture.control_routes`. The paths are in
+`control_application`, what each operation does is in `operations`.
 """
 
 from importlib import import_module

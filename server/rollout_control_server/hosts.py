@@ -1,4 +1,4 @@
-"""Mounting an ASGI application in an application of Litestar, Starlette or FastAPI.
+"""Mounts an ASGI application in an application of Litestar, Starlette or FastAPI.
 
 The frameworks are known by the names of their classes, so that a host's process imports only its own.
 """

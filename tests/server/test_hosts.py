@@ -256,7 +256,7 @@ def test_in_an_application_that_is_mounted_in_another() -> None:
 
 @pytest.mark.parametrize("root_path", ["", "/models/policy"])
 def test_behind_a_proxy_that_strips_a_path(build_host: Callable[[], Any], root_path: str) -> None:
-    """Whether or not the server behind it is told what was stripped."""
+    """The server behind it may know the path that was stripped, as its root path, or not."""
     app, ledger = build_host(), ledger_with_a_rollout()
     install_rollout_control_routes(app, ledger, auth_token=TOKEN)
     with (

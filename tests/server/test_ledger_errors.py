@@ -1,4 +1,4 @@
-"""What a ledger raises, ours or another's, is read as the contract says, logged whole, and told without internals."""
+"""The errors of ledgers, of ours and of another make: their statuses, and details in the log and not in the answer."""
 
 import errno
 import logging

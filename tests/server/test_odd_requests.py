@@ -246,7 +246,7 @@ def create_app_of(ledger: Any, refuse_removal: Any = None) -> Any:
 
 
 def test_the_order_of_decisions(control: Control) -> None:
-    """Of everything that is wrong with a request, the first of the spec's order is told; each is mended in turn."""
+    """Each request has one fault less than the one before: the first fault in the spec's order decides the answer."""
     asked: list[str] = []
 
     def refuse_once() -> str | None:

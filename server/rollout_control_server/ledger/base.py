@@ -59,7 +59,7 @@ class CaptureLedger(abc.ABC):
     LedgerCorruptError, and LedgerClosedError after `aclose`. A write that raised one of them, or was cancelled, may
     have happened or not; repeating it is safe.
 
-    Promises, from the wire contract ("The ledger"):
+    Promises:
 
     - What a method has returned for is durable, and visible through every other handle on the same storage.
     - A rollout that is fenced keeps no row: a write that races `retire` is removed by it or discarded.
