@@ -18,6 +18,7 @@ EXPORTS = {
         "MAX_LEDGER_BATCH",
         "MAX_PAGE",
         "MAX_ROLLOUT_ID_LENGTH",
+        "REQUEST_ID_HEADER",
         "URL_VARIABLE",
         "RolloutControlError",
         "RolloutRetiredError",

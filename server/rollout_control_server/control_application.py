@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
-from rollout_control_spec import CONTROL_ROUTE_PREFIX
+from rollout_control_spec import CONTROL_ROUTE_PREFIX, REQUEST_ID_HEADER
 
 from rollout_control_server.asgi import Answer, Receive, Scope, Send
 from rollout_control_server.auth import BearerToken
@@ -19,6 +19,7 @@ from rollout_control_server.operations import Operations
 from rollout_control_server.problems import problem_answer, unexpected_problem
 from rollout_control_server.records import IdleRemovalRequest, LedgerBatchRequest
 from rollout_control_server.request_body import read_body
+from rollout_control_server.request_ids import request_id_of
 from rollout_control_server.request_query import read_listing_query
 
 __all__ = ["ControlApplication"]
@@ -63,12 +64,14 @@ class ControlApplication:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008, "reason": "the control plane speaks HTTP"})
             return
+        request_id = request_id_of(scope["headers"])
         try:
             answer = Answer(200, await self._body_of_answer(scope, receive))
         except RequestRefusedError as refusal:
             answer = problem_answer(refusal)
         except Exception as error:
             answer = problem_answer(unexpected_problem(error))
+        answer.headers = {**answer.headers, REQUEST_ID_HEADER: request_id}
         await answer.send(send)
 
     async def _body_of_answer(self, scope: Scope, receive: Receive) -> bytes:

@@ -6,6 +6,7 @@ from typing import Final
 
 from rollout_control_server.asgi import Answer
 from rollout_control_server.errors import LedgerUnavailableError, ProblemKind, RequestRefusedError
+from rollout_control_server.request_ids import current_request
 
 __all__ = ["is_retired", "problem_answer", "problem_for", "unexpected_problem"]
 
@@ -30,7 +31,7 @@ def problem_for(error: Exception, attempted: str) -> RequestRefusedError:
             ProblemKind.INVALID_ROLLOUT_ID, "the rollout id is longer than this server's ledger can store"
         )
     if isinstance(error, LedgerUnavailableError | OSError):
-        logger.warning("the ledger cannot answer now: %s: %s", attempted, error)
+        logger.warning("the ledger cannot answer now: %s: %s (%s)", attempted, error, current_request())
         retry_after_s = error.retry_after_s if isinstance(error, LedgerUnavailableError) else 1
         return RequestRefusedError(
             ProblemKind.UNAVAILABLE,
@@ -39,7 +40,7 @@ def problem_for(error: Exception, attempted: str) -> RequestRefusedError:
         )
     if isinstance(error, NotImplementedError):
         return RequestRefusedError(ProblemKind.NOT_IMPLEMENTED, "this server's ledger has no such operation")
-    logger.error("the ledger failed: %s", attempted, exc_info=error)
+    logger.error("the ledger failed: %s (%s)", attempted, current_request(), exc_info=error)
     return RequestRefusedError(ProblemKind.INTERNAL, "the ledger failed, and the server's log says how")
 
 
@@ -53,7 +54,7 @@ def is_retired(error: Exception) -> bool:
 
 def unexpected_problem(error: Exception) -> RequestRefusedError:
     """Logs an error that no part of the control plane expects, and returns the problem document that hides it."""
-    logger.error("the control plane failed", exc_info=error)
+    logger.error("the control plane failed (%s)", current_request(), exc_info=error)
     return RequestRefusedError(ProblemKind.INTERNAL, "the control plane failed, and the server's log says how")
 
 

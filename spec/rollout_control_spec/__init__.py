@@ -19,6 +19,7 @@ __all__ = [
     "MAX_LEDGER_BATCH",
     "MAX_PAGE",
     "MAX_ROLLOUT_ID_LENGTH",
+    "REQUEST_ID_HEADER",
     "URL_VARIABLE",
     "RolloutControlError",
     "RolloutRetiredError",
@@ -49,6 +50,9 @@ MAX_ROLLOUT_ID_LENGTH: Final = 255
 
 BODY_LIMIT: Final = 8 * 2**20
 """Bytes that a request's body may have: 4096 of the longest ids take 6.3 MB with each character as an escape."""
+
+REQUEST_ID_HEADER: Final = "X-Request-Id"
+"""The header by which both sides name a request in their logs."""
 
 AUTH_TOKEN_VARIABLE: Final = "ROLLOUT_CONTROL_AUTH_TOKEN"
 """The environment variable that the commands read the bearer token from. A command line would show the token."""
