@@ -3,6 +3,7 @@
 import click
 
 from rollout_control_console.check import check
+from rollout_control_console.copy import copy
 from rollout_control_console.demo.command import demo
 from rollout_control_console.fences import forget_fences
 from rollout_control_console.retire import retire
@@ -18,5 +19,5 @@ def rollout_control() -> None:
     """The control plane between model servers and trainers: read, retire and delete capture ledgers."""
 
 
-for subcommand in (serve, check, demo, retire, forget_fences, verify):
+for subcommand in (serve, check, demo, retire, forget_fences, copy, verify):
     rollout_control.add_command(subcommand)

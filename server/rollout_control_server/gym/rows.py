@@ -63,22 +63,25 @@ def export_of_rows(
     if not isinstance(rows, list):
         raise ValueError(f"the rows of rollout {rollout_id!r} are no list, but {type(rows).__name__}")
     checked = []
+    chains = StagingChains()
     for number, row in enumerate(rows):
         try:
-            checked.append(LedgerRow(_checked(rollout_id, row, served_fields), recorded_at))
+            checked.append(LedgerRow(_checked(rollout_id, row, served_fields, chains), recorded_at))
         except (TypeError, ValueError, KeyError, msgspec.ValidationError) as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             raise ValueError(f"row {number} of rollout {rollout_id!r} cannot be restored: {reason}") from error
     return RolloutExport(rollout_id, None, checked)
 
 
-def _checked(rollout_id: str, row: Any, served_fields: Collection[str]) -> CheckedCommit | CheckedFailure:
+def _checked(
+    rollout_id: str, row: Any, served_fields: Collection[str], chains: StagingChains
+) -> CheckedCommit | CheckedFailure:
     if not isinstance(row, dict):
         raise ValueError(f"it is no object, but {type(row).__name__}")
     if row.get("failure_reason") is not None:
         unserved = {name: value for name, value in row.items() if name not in {"model_call_id", "failure_reason"}}
         return check_failure(rollout_id, row["model_call_id"], row["failure_reason"], unserved)
-    return check_commit(_commit_of(rollout_id, row, served_fields), StagingChains())
+    return check_commit(_commit_of(rollout_id, row, served_fields), chains)
 
 
 def _commit_of(rollout_id: str, row: dict[str, Any], served_fields: Collection[str]) -> CaptureCommit:
