@@ -17,6 +17,7 @@ nox.options.error_on_external_run = True
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 ROOT = Path(__file__).parent
+EXTRAS = tuple(PYPROJECT["project"]["optional-dependencies"])
 SPEC = "spec/rollout_control_spec/openapi.yaml"
 REDOCLY = "@redocly/cli@2.77.0"
 NO_TELEMETRY = {"REDOCLY_TELEMETRY": "off"}
@@ -28,6 +29,8 @@ SIDE_BY_SIDE = ["--numprocesses=4", "--dist=loadgroup"]
 """Twice the usual two cores: half of the tests' time is waiting. `-- -n 0` runs them one after the other."""
 DEPEND_ON_VERSIONS_LITTLE = [
     "--ignore=tests/contract/test_broken_servers.py",
+    "--ignore=tests/contract/test_check_correct_server.py",
+    "--ignore=tests/contract/test_docs.py",
     "--ignore=tests/contract/test_fuzzing.py",
     "--ignore=tests/ledger/test_concurrency.py",
     "--ignore=tests/ledger/test_crash.py",
@@ -42,8 +45,8 @@ def dependency_group(name: str) -> list[str]:
     return list(nox.project.dependency_groups(PYPROJECT, name))
 
 
-def install_wheel(session: nox.Session, *extras: str, groups: tuple[str, ...] = ()) -> None:
-    """Installs the built wheel, not the checkout, with extras and dependency groups.
+def install_wheel(session: nox.Session, *extras: str, groups: tuple[str, ...] = (), pins: tuple[str, ...] = ()) -> None:
+    """Installs the built wheel, not the checkout, with extras, dependency groups and pinned versions.
 
     The wheel is built here, unless the variable ROLLOUT_CONTROL_WHEEL_DIR names the directory of one.
     """
@@ -55,7 +58,7 @@ def install_wheel(session: nox.Session, *extras: str, groups: tuple[str, ...] = 
         session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(dist), str(ROOT))
     (wheel,) = dist.glob("*.whl")
     suffix = f"[{','.join(extras)}]" if extras else ""
-    session.install(f"{wheel}{suffix}", *(line for group in groups for line in dependency_group(group)))
+    session.install(f"{wheel}{suffix}", *(line for group in groups for line in dependency_group(group)), *pins)
     # An environment that is used again has a wheel of this version already, of older code.
     session.install("--force-reinstall", "--no-deps", str(wheel))
 
@@ -63,7 +66,7 @@ def install_wheel(session: nox.Session, *extras: str, groups: tuple[str, ...] = 
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests that need no other program, on the built wheel."""
-    install_wheel(session, "server", "postgres", "check", groups=("test",))
+    install_wheel(session, *EXTRAS, groups=("test",))
     session.run("python", "-m", "pytest", *NEED_MORE, *SIDE_BY_SIDE, *session.posargs)
 
 
@@ -138,7 +141,7 @@ def install_gym(session: nox.Session, nemo_gym: str = NEMO_GYM) -> None:
     """Installs a released nemo-gym, and the built wheel beside it."""
     if GYM_PYTHON is None:
         session.skip("there is no Python 3.13 here, which nemo-gym needs: NOTHING WAS RUN AGAINST IT")
-    install_wheel(session, "server", "postgres", "check", groups=("test", "gym"))
+    install_wheel(session, *EXTRAS, groups=("test", "gym"))
     # It asks for 3.13.14 and for what no model server loads (mlflow, datasets, wandb); group `gym` is what one does.
     session.install("--ignore-requires-python", "--no-deps", nemo_gym, "ray>=2.58")
 
@@ -171,7 +174,7 @@ def bench_gym(session: nox.Session) -> None:
 @nox.session
 def contract(session: nox.Session) -> None:
     """Fuzz the server's process by the spec on every ledger; `-- --max-examples 2000` goes on for longer."""
-    install_wheel(session, "server", "postgres", "check", groups=("test",))
+    install_wheel(session, *EXTRAS, groups=("test",))
     session.run("python", "tests/contract/fuzz_every_ledger.py", *session.posargs, env={"PYTHONPATH": "tests"})
 
 
@@ -183,26 +186,23 @@ def generate(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("part", ["client", "cli", "server", "postgres", "check"])
+@nox.parametrize("part", ["client", *EXTRAS])
 def install(session: nox.Session, part: str) -> None:
     """Install each part alone, from the built wheel, and use it."""
     install_wheel(session, *([] if part == "client" else [part]))
     session.run("python", "tests/packaging/installed.py", part)
 
 
-def lowest_versions(*extras: str) -> list[str]:
-    """Returns the dependencies of the plain install and of some extras, each pinned to the lowest version allowed."""
-    project = PYPROJECT["project"]
-    lines = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
-    return [re.sub(r">=([^,;]+)(,[^;]*)?", r"==\1", line) for line in lines if "rollout-control" not in line]
-
-
 @nox.session
 def lowest(session: nox.Session) -> None:
     """Run the tests, but the longest, with the lowest versions that pyproject.toml allows."""
-    extras = ("server", "postgres", "check")
-    install_wheel(session, *extras, groups=("test",))
-    session.install(*lowest_versions("cli", *extras))
+    project = PYPROJECT["project"]
+    extras = project["optional-dependencies"].values()
+    requirements = {
+        line for lines in (project["dependencies"], *extras) for line in lines if "rollout-control" not in line
+    }
+    pins = tuple(re.sub(r">=([^,;]+)(,[^;]*)?", r"==\1", line) for line in sorted(requirements))
+    install_wheel(session, *EXTRAS, groups=("test",), pins=pins)
     session.run("python", "-m", "pytest", *NEED_MORE, *DEPEND_ON_VERSIONS_LITTLE, *SIDE_BY_SIDE, *session.posargs)
 
 
@@ -212,7 +212,7 @@ def other_pythons(session: nox.Session) -> None:
     """Run the tests, but the longest, on each other Python that is supported and found here."""
     if session.python is None:
         session.skip("this Python is not installed here: NOTHING WAS RUN ON IT")
-    install_wheel(session, "server", "postgres", "check", groups=("test",))
+    install_wheel(session, *EXTRAS, groups=("test",))
     session.run("python", "-m", "pytest", *NEED_MORE, *DEPEND_ON_VERSIONS_LITTLE, *SIDE_BY_SIDE, *session.posargs)
 
 
@@ -239,7 +239,7 @@ def install_redocly(session: nox.Session) -> str:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation site in docs/_build/html; a link, an anchor or a reference that leads nowhere fails."""
-    install_wheel(session, "server", "postgres", groups=("docs",))
+    install_wheel(session, *EXTRAS, groups=("docs",))
     output = ROOT / "docs/_build"
     shutil.rmtree(output, ignore_errors=True)
     page = output / "extra/openapi.html"
@@ -267,7 +267,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typing(session: nox.Session) -> None:
     """Check types: mypy over the packages, pyright over the public API."""
-    install_wheel(session, "server", "postgres", "check", groups=("typing", "test"))
+    install_wheel(session, *EXTRAS, groups=("typing", "test"))
     session.run("mypy")
     session.run("mypy", "--strict", "tests/typing")
     session.run("pyright")

@@ -85,7 +85,8 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         # The decoder stops at the first broken rule of the schema. What comes after it may be no JSON, which is 400.
         _check_json(body)
         raise RequestRefusedError(ProblemKind.INVALID_BODY, str(error)) from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    # msgspec 0.22 and older raise UnicodeDecodeError for a string that is not UTF-8; newer versions, DecodeError.
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _malformed(error) from error
 
 
