@@ -263,7 +263,7 @@ async def drive(
         await summarise(ledger, history)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def handles(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], tuple[CaptureLedger, ...]]:
     """Opens a new empty ledger at each call, and returns handles on it: one to write, the others to read."""
     if request.param == "memory":

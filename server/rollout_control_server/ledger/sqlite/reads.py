@@ -230,7 +230,9 @@ def read_export(connection: apsw.Connection, rollout_id: str) -> RolloutExport:
 
 def rollouts(connection: apsw.Connection, matching: RolloutFilter, limit: int, after: str | None) -> RolloutPage:
     """Returns a page of the listing, as `CaptureLedger.rollouts` promises it."""
-    conditions = ["rollout_id > :after", "rollout_id >= :prefix", "rollout_id < :prefix_end"]
+    # One lower bound: with two, SQLite would begin at the lower one and look at each rollout up to the other.
+    behind = matching.prefix if after is None or after < matching.prefix else after
+    conditions = ["rollout_id > :behind" if behind == after else "rollout_id >= :behind", "rollout_id < :prefix_end"]
     if matching.state == "retired":
         conditions.append("rollout.generation IS NULL")
     if matching.state == "live" or matching.has_failures is not None:
@@ -244,8 +246,7 @@ def rollouts(connection: apsw.Connection, matching: RolloutFilter, limit: int, a
     found = connection.execute(
         f"{_LISTED} WHERE {' AND '.join(conditions)} ORDER BY rollout_id LIMIT :limit",
         {
-            "after": after or "",
-            "prefix": matching.prefix,
+            "behind": behind,
             # Ids are of ASCII letters, digits, ".", "_" and "-", which are all less than "{".
             "prefix_end": matching.prefix + "{",
             "idle_since": time.time() - (matching.idle_for_s or 0),
