@@ -23,6 +23,13 @@ REDOCLY = "@redocly/cli@2.77.0"
 NO_TELEMETRY = {"REDOCLY_TELEMETRY": "off"}
 GENERATE = "generated_client/rollout_control_client/_codegen/generate.py"
 NEMO_GYM = "nemo-gym==0.7.0"
+CRASH_TESTS = (
+    "crash",
+    "postgres_connection_loss",
+    "sqlite_damaged_pages",
+    "sqlite_migration",
+    "sqlite_trace",
+)
 NEED_MORE = ["--ignore=tests/interop", "--ignore=tests/postgres_extras"]
 """Tests that need another program, and have sessions of their own."""
 SIDE_BY_SIDE = ["--numprocesses=4", "--dist=loadgroup"]
@@ -110,10 +117,10 @@ def bench_listing(session: nox.Session) -> None:
 
 @nox.session
 def crash(session: nox.Session) -> None:
-    """Kill processes that use a ledger 200 times, a PostgreSQL server 20 times (`tests`: 20 and 3); needs strace."""
+    """Kill processes 200 times, PostgreSQL 20 times, flip 2000 bits of a file (`tests`: 20, 3 and 24); needs strace."""
     install_wheel(session, "server", "postgres", groups=("test",))
-    tests = [f"tests/ledger/test_{name}.py" for name in ("crash", "sqlite_trace", "postgres_connection_loss")]
-    session.run("python", "-m", "pytest", *tests, *session.posargs, env={"LEDGER_KILLS": "200"})
+    tests = [f"tests/ledger/test_{name}.py" for name in CRASH_TESTS]
+    session.run("python", "-m", "pytest", *tests, *session.posargs, env={"LEDGER_KILLS": "200", "LEDGER_FLIPS": "2000"})
 
 
 def find_python(version: str) -> str | None:

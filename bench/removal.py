@@ -7,7 +7,6 @@ coordinated omission.
 import http.client
 import json
 import shutil
-import sqlite3
 import statistics
 import tempfile
 import threading
@@ -16,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from rollout_control_server.ledger.sqlite.connections import connect
 from rollout_control_spec import CONTROL_ROUTE_PREFIX
 
 from bench.http import prepare
@@ -123,8 +123,8 @@ def _is_purged(kind: Kind, folder: Path) -> bool:
     """Tells whether the rows are gone from the disk; the peer's are when its retire has answered."""
     if kind == "peer":
         return True
-    with closing(sqlite3.connect(f"file:{folder}/ours.sqlite?mode=ro", uri=True)) as connection:
-        return not connection.execute("SELECT 1 FROM purge LIMIT 1").fetchall()
+    with closing(connect(folder / "ours.sqlite")) as connection:
+        return not connection.execute("SELECT 1 FROM purge_queue LIMIT 1").fetchall()
 
 
 def _wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:

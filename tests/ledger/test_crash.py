@@ -89,6 +89,6 @@ def purge_was_cut_short(path: Path, directory: Path) -> bool:
             shutil.copy(part, directory)
     with closing(connect(directory / path.name)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        known = "SELECT generation FROM rollout WHERE generation IS NOT NULL UNION SELECT generation FROM purge"
+        known = "SELECT generation FROM rollout WHERE generation IS NOT NULL UNION SELECT generation FROM purge_queue"
         assert connection.execute(f"SELECT count(*) FROM call WHERE generation NOT IN ({known})").get == 0
-        return connection.execute("SELECT 1 FROM purge").fetchone() is not None
+        return connection.execute("SELECT 1 FROM purge_queue").fetchone() is not None

@@ -81,7 +81,7 @@ async def test_rows_that_somebody_removed_are_missed(path: Path, lost: str) -> N
         await record_all(ledger, [sample_commit("r0", "c")])
 
 
-@pytest.mark.parametrize("table", ["rollout", "call", "purge", "newest_generation"])
+@pytest.mark.parametrize("table", ["rollout", "call", "purge_queue", "newest_generation"])
 async def test_a_ledger_without_one_of_its_tables_is_not_ready(path: Path, table: str) -> None:
     async with SqliteLedger(path) as ledger:
         await ledger.check_ready()

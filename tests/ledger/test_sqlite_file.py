@@ -285,7 +285,7 @@ async def test_a_value_that_sqlite_cannot_store_fails_alone(path: Path, monkeypa
 
 async def until_purged(path: Path) -> None:
     for _ in range(3000):
-        if rows(path, "SELECT count(*) FROM purge") == [(0,)]:
+        if rows(path, "SELECT count(*) FROM purge_queue") == [(0,)]:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("the purge does not come to its end")
@@ -316,7 +316,7 @@ async def test_a_handle_that_has_written_once_purges_what_another_left(path: Pat
             await asyncio.gather(*(record_all(leaves, commits) for commits in conversations))
             await record_all(stays, [sample_commit("other", "first")])
             await leaves.delete([f"r{index}" for index in range(40)])
-        assert rows(path, "SELECT count(*) FROM purge") != [(0,)]
+        assert rows(path, "SELECT count(*) FROM purge_queue") != [(0,)]
         await record_all(stays, [sample_commit("other", "second")])
         await until_purged(path)
         assert rows(path, "SELECT count(*) FROM call") == [(2,)]

@@ -5,11 +5,14 @@ killed at any moment leaves the file before or after a step, and the next one th
 
 1. Its tables get other names, and the version one that no program has. So a program of the older version that has the
    file open can neither write nor read any more, and none opens it.
-2. The pages get their checksums (VACUUM).
+2. The pages get their checksums (VACUUM), while nobody else has the file open: SQLite puts checksums into pages when it
+   copies them from the WAL into the file, and a program of an older version would copy them without.
 3. The rows are copied into this version's tables, and the older ones are dropped.
 """
 
 import logging
+import random
+import time
 from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
@@ -76,6 +79,14 @@ _FAILURE_DECODER: Final = msgspec.json.Decoder(CallFailure)
 _CHAIN_DECODER: Final = msgspec.json.Decoder(tuple[str, ...])
 
 
+_RETRY_S: Final = 0.02
+"""How long a process that waits to be alone with a file closes it between two attempts."""
+
+
+class _FileInUseError(Exception):
+    """Another connection to the file is open."""
+
+
 class _OldCall(NamedTuple):
     """A row of the table `call` of versions 1 and 2."""
 
@@ -95,8 +106,9 @@ def open_ledger_file(path: Path, busy_timeout_s: float) -> apsw.Connection:
     Raises:
         LedgerCorruptError: The file is damaged.
         LedgerRefusedError: The file is no ledger, or one of a newer version.
-        LedgerUnavailableError: The file is in another journal mode, and in use.
+        LedgerUnavailableError: The file is in another journal mode, or of an older version, and in use.
     """
+    deadline = time.monotonic() + busy_timeout_s
     while True:
         try:
             connection = connect(path)
@@ -113,11 +125,24 @@ def open_ledger_file(path: Path, busy_timeout_s: float) -> apsw.Connection:
                     f"{path} has schema version {version}, and this program knows versions up to {VERSION}: "
                     "upgrade rollout-control, or name another file for the ledger"
                 )
-            _use_wal(connection, path)
-            if version == VERSION:
-                connection.set_busy_timeout(0)
-                return connection
-            _migrate(connection, path, version, busy_timeout_s)
+            if version == _MIGRATING and connection.reserve_bytes("main") != CHECKSUM_BYTES:
+                _add_checksums(connection)
+            else:
+                _use_wal(connection, path)
+                if version == VERSION:
+                    connection.set_busy_timeout(0)
+                    return connection
+                _move_tables(connection, path, version, busy_timeout_s)
+        except _FileInUseError:
+            connection.close()
+            if time.monotonic() >= deadline:
+                raise LedgerUnavailableError(
+                    f"{path} is being migrated to version {VERSION}, for which no other program may have it open: stop "
+                    "those of the older version, and open the ledger again"
+                ) from None
+            # Others that migrate it need a moment in which it is closed here.
+            time.sleep(random.uniform(0.5, 1.5) * _RETRY_S)
+            continue
         except BaseException:
             connection.close()
             raise
@@ -136,31 +161,43 @@ def _use_wal(connection: apsw.Connection, path: Path) -> None:
         ) from error
 
 
-def _migrate(connection: apsw.Connection, path: Path, version: int, busy_timeout_s: float) -> None:
-    """Does the next step of a migration."""
-    if version in _OLD_VERSIONS:
-        logger.info("migrating the ledger %s from version %d to %d", path, version, VERSION)
-        with transaction(connection, busy_timeout_s):
-            # Asked again under the write lock: another process may have begun.
-            version = schema_version(connection, path)
-            if version in _OLD_VERSIONS:
-                for statement in _RENAME:
-                    connection.execute(statement)
-                connection.execute(f"DROP TABLE {'finder' if version == 1 else 'block_finder'}")
-                mark_as_ledger(connection, _MIGRATING)
-    elif connection.reserve_bytes("main") != CHECKSUM_BYTES:
+def _add_checksums(connection: apsw.Connection) -> None:
+    """Writes each page anew with a checksum.
+
+    Raises:
+        _FileInUseError: Somebody else has the file open.
+    """
+    connection.set_busy_timeout(0)
+    try:
+        # SQLite leaves WAL mode only on the last connection.
+        if connection.pragma("journal_mode", "delete") != "delete":
+            raise _FileInUseError
         connection.reserve_bytes("main", CHECKSUM_BYTES)
         connection.execute("VACUUM")
-    else:
-        with transaction(connection, busy_timeout_s):
-            if schema_version(connection, path) == _MIGRATING:
-                for statement in (*SCHEMA, *_COPY_ROLLOUTS):
-                    connection.execute(statement)
-                connection.executemany(INSERT_CALL, _migrated_calls(connection))
-                for table in ("rollout", "call", "purge", "newest_generation"):
-                    connection.execute(f"DROP TABLE old_{table}")
-                mark_as_ledger(connection, VERSION)
-        logger.info("migrated the ledger %s", path)
+    except (apsw.BusyError, apsw.LockedError) as error:
+        raise _FileInUseError from error
+
+
+def _move_tables(connection: apsw.Connection, path: Path, version: int, busy_timeout_s: float) -> None:
+    """Does the first or the last step of a migration."""
+    with transaction(connection, busy_timeout_s):
+        # Asked again under the write lock: another process may have done it.
+        if schema_version(connection, path) != version:
+            return
+        if version in _OLD_VERSIONS:
+            logger.info("migrating the ledger %s from version %d to %d", path, version, VERSION)
+            for statement in _RENAME:
+                connection.execute(statement)
+            connection.execute(f"DROP TABLE {'finder' if version == 1 else 'block_finder'}")
+            mark_as_ledger(connection, _MIGRATING)
+            return
+        for statement in (*SCHEMA, *_COPY_ROLLOUTS):
+            connection.execute(statement)
+        connection.executemany(INSERT_CALL, _migrated_calls(connection))
+        for table in ("rollout", "call", "purge", "newest_generation"):
+            connection.execute(f"DROP TABLE old_{table}")
+        mark_as_ledger(connection, VERSION)
+    logger.info("migrated the ledger %s", path)
 
 
 def _migrated_calls(connection: apsw.Connection) -> Iterator[tuple[Any, ...]]:

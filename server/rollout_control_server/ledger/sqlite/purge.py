@@ -22,7 +22,7 @@ _STEP_ROWS: Final = 64
 
 def purge_is_due(connection: apsw.Connection) -> bool:
     """Tells whether any rows are waiting to be removed."""
-    return connection.execute("SELECT 1 FROM purge LIMIT 1").fetchone() is not None
+    return connection.execute("SELECT 1 FROM purge_queue LIMIT 1").fetchone() is not None
 
 
 class Purge:
@@ -51,7 +51,7 @@ class Purge:
             with storage_faults(self._file.path), transaction(connection, busy_timeout_s):
                 while time.perf_counter() < end:
                     oldest: list[Any] = connection.execute(
-                        "SELECT generation FROM purge ORDER BY generation LIMIT ?", (len(self._damaged) + 1,)
+                        "SELECT generation FROM purge_queue ORDER BY generation LIMIT ?", (len(self._damaged) + 1,)
                     ).fetchall()
                     generation = next((one for (one,) in oldest if one not in self._damaged), None)
                     if generation is None:
@@ -71,7 +71,7 @@ def _remove_some(connection: apsw.Connection, generation: int) -> None:
         "SELECT min(call_rowid) FROM call WHERE call_rowid BETWEEN ? AND ?", (base, base + MAX_ROWS - 1)
     ).get
     if first is None:
-        connection.execute("DELETE FROM purge WHERE generation = ?", (generation,))
+        connection.execute("DELETE FROM purge_queue WHERE generation = ?", (generation,))
     else:
         last = min(first + _STEP_ROWS, base + MAX_ROWS) - 1
         connection.execute("DELETE FROM call WHERE call_rowid BETWEEN ? AND ?", (first, last))

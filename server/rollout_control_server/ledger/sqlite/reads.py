@@ -271,7 +271,7 @@ def summary(connection: apsw.Connection) -> RolloutSummary:
         ).fetchone()
         waiting: Any = connection.execute(
             f"SELECT sum({LAST_ROWID} - (SELECT min(call_rowid) FROM call WHERE {_ROWS_OF_ROLLOUT}) + 1) "
-            "FROM purge AS rollout"
+            "FROM purge_queue AS rollout"
         ).fetchone()
     live, retired, with_failures = states
     return RolloutSummary(live, retired, with_failures, rows[0] or 0, waiting[0] or 0, rows[1])

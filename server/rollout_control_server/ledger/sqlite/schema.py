@@ -83,8 +83,9 @@ SCHEMA: Final = (
     "CREATE UNIQUE INDEX recorded_call ON call (generation, model_call_id) WHERE reason IS NULL",
     "CREATE UNIQUE INDEX failed_call ON call (generation, model_call_id, reason) WHERE reason IS NOT NULL",
     "CREATE INDEX parent ON call (generation, fingerprint, fingerprint_version) WHERE fingerprint IS NOT NULL",
-    # Generations that no rollout has any more, and whose rows are still to be removed.
-    "CREATE TABLE purge (generation INTEGER PRIMARY KEY) STRICT",
+    # Generations that no rollout has any more, and whose rows are still to be removed. In older versions the table has
+    # another name, so that a delete by a program of theirs fails, too.
+    "CREATE TABLE purge_queue (generation INTEGER PRIMARY KEY) STRICT",
     # The last generation that was given to a rollout; none is ever given twice.
     "CREATE TABLE newest_generation (generation INTEGER NOT NULL) STRICT",
     "INSERT INTO newest_generation VALUES (0)",

@@ -219,7 +219,7 @@ class _Verifying:
         self._rows += len(export.rows)
         if connection.execute("SELECT 1 FROM newest_generation WHERE generation < ?", (generation,)).fetchall():
             raise LedgerCorruptError(f"the generation of rollout {rollout_id!r} of the ledger will be given again")
-        if connection.execute("SELECT 1 FROM purge WHERE generation = ?", (generation,)).fetchall():
+        if connection.execute("SELECT 1 FROM purge_queue WHERE generation = ?", (generation,)).fetchall():
             raise LedgerCorruptError(f"the rows of rollout {rollout_id!r} of the ledger are about to be purged")
         counted = sum(isinstance(row, CheckedFailure) for row, _ in export.rows)
         if (failures or 0) != counted:
@@ -275,7 +275,7 @@ class _Verifying:
         """Tells whether the rows of a generation wait for the purge, or are gone by now."""
         return bool(
             self._connection.execute(
-                "SELECT EXISTS (SELECT 1 FROM purge WHERE generation = :generation) OR NOT EXISTS "
+                "SELECT EXISTS (SELECT 1 FROM purge_queue WHERE generation = :generation) OR NOT EXISTS "
                 f"(SELECT 1 FROM call WHERE call_rowid BETWEEN :generation << {SEQ_BITS} "
                 f"AND (:generation << {SEQ_BITS}) + {MAX_ROWS - 1})",
                 {"generation": generation},

@@ -80,7 +80,7 @@ def check_writable(connection: apsw.Connection) -> None:
 
     SQLite lets a transaction on a read-only file begin.
     """
-    connection.execute("SELECT 1 FROM rollout, call, purge LIMIT 0")
+    connection.execute("SELECT 1 FROM rollout, call, purge_queue LIMIT 0")
     connection.execute("UPDATE newest_generation SET generation = 0 WHERE generation < 0")
 
 
@@ -278,7 +278,7 @@ def _abandon_rows(connection: apsw.Connection, rollout_ids: list[str], ids: str)
         )
     }
     connection.execute(
-        "INSERT INTO purge SELECT generation FROM json_each(?) JOIN rollout ON rollout_id = value "
+        "INSERT INTO purge_queue SELECT generation FROM json_each(?) JOIN rollout ON rollout_id = value "
         "WHERE generation IS NOT NULL",
         (ids,),
     )
