@@ -28,6 +28,7 @@ def test_the_drawing_shows_each_package() -> None:
 
 def test_every_path_that_it_names_is_there() -> None:
     paths = re.findall(r"`([\w./-]+/[\w.-]*)`", CONTRIBUTING)
+    paths = [path for path in paths if not path.endswith("RESULTS.md")]  # a session writes it
     assert len(paths) > 10
     inside = (ROOT, ROOT / "server/rollout_control_server", ROOT / "generated_client/rollout_control_client")
     assert [path for path in paths if not any((folder / path).exists() for folder in inside)] == []
