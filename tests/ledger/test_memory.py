@@ -1,11 +1,9 @@
 import pytest
 from rollout_control_server.ledger import MemoryLedger, open_ledger
 from rollout_control_server.ledger.conformance import CaptureLedgerConformance
-from rollout_control_server.ledger.conformance.listing import ListingConformance
-from rollout_control_server.ledger.conformance.moving import MovingConformance
 
 
-class TestMemoryLedger(CaptureLedgerConformance, ListingConformance, MovingConformance):
+class TestMemoryLedger(CaptureLedgerConformance):
     def open_ledger(self) -> MemoryLedger:
         return MemoryLedger()
 

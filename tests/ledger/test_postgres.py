@@ -3,11 +3,9 @@
 import pytest
 from rollout_control_server.ledger import CaptureLedger, open_ledger
 from rollout_control_server.ledger.conformance import SharedLedgerConformance
-from rollout_control_server.ledger.conformance.listing import ListingConformance
-from rollout_control_server.ledger.conformance.moving import MovingConformance
 
 
-class TestPostgresLedger(SharedLedgerConformance, MovingConformance, ListingConformance):
+class TestPostgresLedger(SharedLedgerConformance):
     @pytest.fixture(autouse=True)
     def storage(self, postgres_url: str) -> None:
         self.url = postgres_url

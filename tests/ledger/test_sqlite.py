@@ -3,12 +3,10 @@ from pathlib import Path
 import pytest
 from rollout_control_server.ledger import SqliteLedger
 from rollout_control_server.ledger.conformance import SharedLedgerConformance
-from rollout_control_server.ledger.conformance.listing import ListingConformance
-from rollout_control_server.ledger.conformance.moving import MovingConformance
 from two_process_ledger import TwoProcessLedger
 
 
-class TestSqliteLedger(SharedLedgerConformance, ListingConformance, MovingConformance):
+class TestSqliteLedger(SharedLedgerConformance):
     @pytest.fixture(autouse=True)
     def storage(self, tmp_path: Path) -> None:
         self.path = tmp_path / "ledger.sqlite"
@@ -17,7 +15,7 @@ class TestSqliteLedger(SharedLedgerConformance, ListingConformance, MovingConfor
         return SqliteLedger(self.path)
 
 
-class TestSqliteLedgerInTwoProcesses(SharedLedgerConformance, ListingConformance, MovingConformance):
+class TestSqliteLedgerInTwoProcesses(SharedLedgerConformance):
     @pytest.fixture(autouse=True)
     def storage(self, tmp_path: Path) -> None:
         self.path = tmp_path / "ledger.sqlite"

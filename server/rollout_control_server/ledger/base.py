@@ -376,20 +376,20 @@ class CaptureLedger(abc.ABC):
     @abc.abstractmethod
     async def _forget_fences(self, older_than: timedelta) -> FenceCount: ...
 
-    async def _export(self, rollout_id: str) -> RolloutExport:
-        raise NotImplementedError
+    @abc.abstractmethod
+    async def _export(self, rollout_id: str) -> RolloutExport: ...
 
-    async def _import(self, rollouts: list[RolloutExport]) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    async def _import(self, rollouts: list[RolloutExport]) -> None: ...
 
-    async def _list_rollouts(self, matching: RolloutFilter, limit: int, after: str | None) -> RolloutPage:
-        raise NotImplementedError
+    @abc.abstractmethod
+    async def _list_rollouts(self, matching: RolloutFilter, limit: int, after: str | None) -> RolloutPage: ...
 
-    async def _summary(self) -> RolloutSummary:
-        raise NotImplementedError
+    @abc.abstractmethod
+    async def _summary(self) -> RolloutSummary: ...
 
-    async def _retire_idle(self, rollout_ids: list[str], idle_for_s: float) -> IdleRemoval:
-        raise NotImplementedError
+    @abc.abstractmethod
+    async def _retire_idle(self, rollout_ids: list[str], idle_for_s: float) -> IdleRemoval: ...
 
     async def _verify(self, progress: VerifyProgress) -> Verification:
         """Verifies rollouts, rows, chains and what the listing says of them.

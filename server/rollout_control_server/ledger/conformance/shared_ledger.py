@@ -15,6 +15,7 @@ from rollout_control_server.ledger.conformance.steps import (
     read_manifest,
     record_all,
 )
+from rollout_control_server.ledger.results import RolloutExport
 from rollout_control_server.samples import changed, sample_commit, sample_conversation
 
 
@@ -80,3 +81,47 @@ class SharedLedgerConformance(CaptureLedgerConformance):
         for commit, outcome in zip(commits, outcomes, strict=True):
             assert (outcome is True) == (commit.record.model_call_id in kept)
             assert outcome is True or isinstance(outcome, RuntimeError)
+
+    @ledger_test
+    async def test_an_import_is_seen_by_a_handle_that_knew_the_rollout(self, ledger: CaptureLedger) -> None:
+        """What the other handle remembers of the former rows is of no use to it: not their order, chains or fences."""
+        former, replacing = sample_conversation("r", 70), sample_conversation("r", 75, branch_at=3)
+        async with self.open_ledger() as other:
+            await record_all(ledger, replacing)
+            export = await ledger.export("r")
+            await ledger.delete(["r"])
+            await record_all(other, former)
+            await other.retire(["fenced"])
+            await ledger.import_([export, RolloutExport("fenced", None, []), RolloutExport("new", 12.5, [])])
+            assert await other.export("r") == export
+            assert await other.manifest("r") == await ledger.manifest("r")
+            await assert_empty(other, "fenced")
+            await assert_retired(other, "new")
+            assert await other.record(sample_commit("new", "late")) is False
+            children = [sample_commit("r", f"child-{number}", replacing[-1]) for number in range(3)]
+            for handle, child in zip((other, ledger, other), children, strict=True):
+                await record_all(handle, [child])
+                assert child.lookup is not None
+                assert await ledger.find_parent("r", child.lookup.fingerprint, 2) == child
+            rows = (await other.export("r")).rows
+            assert rows[: len(export.rows)] == export.rows
+            assert len(rows) == len(export.rows) + 3
+        async with self.open_ledger() as again:
+            assert (await again.export("r")).rows == rows
+
+    @ledger_test
+    async def test_an_import_that_races_a_write_loses_neither(self, ledger: CaptureLedger) -> None:
+        """A row that is recorded meanwhile is replaced with the others, or stands after the imported ones."""
+        async with self.open_ledger() as other:
+            await record_all(ledger, sample_conversation("r", 5))
+            export = await ledger.export("r")
+            for attempt in range(15):
+                write = asyncio.ensure_future(other.record(sample_commit("r", f"late-{attempt}")))
+                if attempt % 2:
+                    await asyncio.sleep(0)
+                await ledger.import_([export])
+                assert await write is True
+                rows = (await other.export("r")).rows
+                assert rows[:5] == export.rows
+                assert [row.row.model_call_id for row in rows[5:]] in ([], [f"late-{attempt}"])
+                assert (await ledger.rollouts()).rollouts[0].calls == len(rows)

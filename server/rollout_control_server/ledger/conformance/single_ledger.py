@@ -5,6 +5,8 @@ import asyncio
 import pytest
 
 from rollout_control_server.ledger.base import CaptureLedger
+from rollout_control_server.ledger.conformance.listing import ListingConformance
+from rollout_control_server.ledger.conformance.moving import MovingConformance
 from rollout_control_server.ledger.conformance.parents import ParentConformance
 from rollout_control_server.ledger.conformance.reading import ReadingConformance
 from rollout_control_server.ledger.conformance.removal import RemovalConformance
@@ -22,7 +24,14 @@ from rollout_control_server.samples import changed, sample_commit
 __all__ = ["CaptureLedgerConformance"]
 
 
-class CaptureLedgerConformance(ReadingConformance, WritingConformance, ParentConformance, RemovalConformance):
+class CaptureLedgerConformance(
+    ReadingConformance,
+    WritingConformance,
+    ParentConformance,
+    RemovalConformance,
+    MovingConformance,
+    ListingConformance,
+):
     """What every capture ledger promises. A subclass says how one is opened."""
 
     # Many at once
