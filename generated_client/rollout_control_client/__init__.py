@@ -1,6 +1,7 @@
 """The client of the rollout-control protocol, for trainers.
 
-RolloutControlClient does the work; what it raises is in `rollout_control_client.errors`.
+RolloutControlClient does the work, SyncRolloutControlClient in code without asyncio; what they raise is in
+`rollout_control_client.errors`. RolloutTree says what a manifest means.
 """
 
 from rollout_control_spec import CONTROL_ROUTE_PREFIX, MAX_LEDGER_BATCH
@@ -14,6 +15,7 @@ from rollout_control_client._generated.models import (
     RolloutRemoval,
     RolloutSummary,
 )
+from rollout_control_client._version import __version__
 from rollout_control_client.client import RolloutControlClient
 from rollout_control_client.errors import (
     ContractBrokenError,
@@ -29,6 +31,8 @@ from rollout_control_client.errors import (
 )
 from rollout_control_client.listing import RolloutIterator
 from rollout_control_client.manifests import ManifestIterator
+from rollout_control_client.rollout_tree import RolloutTree, to_rows
+from rollout_control_client.sync_client import SyncIterator, SyncManifestIterator, SyncRolloutControlClient
 
 __all__ = [
     "CONTROL_ROUTE_PREFIX",
@@ -51,6 +55,12 @@ __all__ = [
     "RolloutRemoval",
     "RolloutRetiredError",
     "RolloutSummary",
+    "RolloutTree",
     "ServerUnreachableError",
     "ServiceUnavailableError",
+    "SyncIterator",
+    "SyncManifestIterator",
+    "SyncRolloutControlClient",
+    "__version__",
+    "to_rows",
 ]

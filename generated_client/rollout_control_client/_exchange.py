@@ -6,14 +6,17 @@ operating system gets past it.
 
 import asyncio
 import email.utils
+import logging
 import random
-from collections.abc import Callable
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 import httpx
 import msgspec
 
+from rollout_control_client._advice import advice_for
 from rollout_control_client._generated.errors import UnexpectedStatus
 from rollout_control_client.errors import (
     ContractBrokenError,
@@ -25,8 +28,15 @@ from rollout_control_client.errors import (
     ServiceUnavailableError,
 )
 
+logger = logging.getLogger("rollout_control_client")
+
 FIRST_BACKOFF_S: Final = 0.1
 LONGEST_BACKOFF_S: Final = 2.0
+
+UNAVAILABLE_STATUSES: Final = frozenset({429, 502, 503, 504})
+"""Too many requests, and what a server, or the proxy before one that restarts, answers for a while."""
+
+REQUEST_ID_HEADER: Final = "X-Request-Id"
 
 LONGEST_EXCERPT: Final = 200
 """How many characters an error shows of a body in a form that we don't know, such as a proxy's HTML."""
@@ -41,6 +51,14 @@ T = TypeVar("T")
 E = TypeVar("E", bound=RequestFailedError)
 
 
+def backoff() -> Iterator[float]:
+    """Yields the seconds to wait before each next attempt: twice as long each time, and never the same twice."""
+    pause_s = FIRST_BACKOFF_S
+    while True:
+        yield pause_s * random.uniform(0.5, 1.0)
+        pause_s = min(2 * pause_s, LONGEST_BACKOFF_S)
+
+
 async def exchange(
     http: httpx.AsyncClient,
     request: httpx.Request,
@@ -50,12 +68,13 @@ async def exchange(
 ) -> T:
     """Returns what `read` makes of the answer to the request.
 
-    Connection failures and 503 are retried, with exponential backoff and jitter, as long as the time allows; nothing
-    else is.
+    Connection failures and the statuses 429, 502, 503 and 504, by which servers and proxies say that a later attempt
+    may go well, are retried with exponential backoff and jitter, as long as the time allows. A failure that no attempt
+    can mend, such as a certificate that does not verify, is raised at once.
 
     Args:
         http: Sends the request.
-        request: What to send. Its body is bytes, so that it can be sent again.
+        request: What to send. Its body is bytes, so that it can be sent again. Each attempt has the same request id.
         read: Makes the result of an answer. It raises UnexpectedStatus for a status that isn't success, and
             ValueError, msgspec.DecodeError or RecursionError for an answer that breaks the contract.
         timeout_s: Seconds that the whole may take, from the wait for a turn to the last byte of the answer.
@@ -65,9 +84,10 @@ async def exchange(
         RequestFailedError: The request was not done.
         RolloutControlError: The client was closed meanwhile.
     """
+    request.headers[REQUEST_ID_HEADER] = uuid.uuid4().hex
     clock = asyncio.get_running_loop().time
     deadline = clock() + timeout_s
-    backoff_s = FIRST_BACKOFF_S
+    pauses = backoff()
     failure: ServerUnreachableError | ServiceUnavailableError | None = None
     try:
         async with asyncio.timeout_at(deadline):
@@ -76,18 +96,44 @@ async def exchange(
                     async with turns:
                         return await _attempt(http, request, read)
                 except (ServerUnreachableError, ServiceUnavailableError) as error:
-                    failure = error
-                delay_s = backoff_s * random.uniform(0.5, 1.0)
+                    before, failure = failure, error
+                advice = advice_for(failure, before)
+                if advice is not None:
+                    raise _with_advice(request, failure, advice) from failure.__cause__
+                delay_s = next(pauses)
                 if isinstance(failure, ServiceUnavailableError) and failure.retry_after_s is not None:
                     delay_s = max(delay_s, failure.retry_after_s)
                 if clock() + delay_s >= deadline:
                     raise failure
+                logger.warning("trying again in %.2g s: %s", delay_s, failure)
                 await asyncio.sleep(delay_s)
-                backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
     except TimeoutError:
-        before = f"; the attempt before: {failure.detail}" if failure is not None else ""
-        detail = f"no whole answer from {_origin(request)} within {timeout_s:g} s{before}"
+        earlier = f"; the attempt before: {failure.detail}" if failure is not None else ""
+        detail = f"no whole answer from {_origin(request)} within {timeout_s:g} s{earlier}"
         raise _failed(RequestTimedOutError, request, None, detail) from failure
+
+
+async def when_not_refused(remove: Callable[[], Awaitable[T]], waiting_ends: float) -> T:
+    """Returns what `remove` returns, asking again as long as the server refuses for now and the time allows.
+
+    Args:
+        remove: Sends the request.
+        waiting_ends: Until when it may be asked again, by the running loop's clock.
+
+    Raises:
+        RemovalRefusedError: The server has refused up to then.
+        RequestFailedError: The request was not done for another reason.
+    """
+    for pause_s in backoff():
+        try:
+            return await remove()
+        except RemovalRefusedError as refused:
+            delay_s = max(pause_s, refused.retry_after_s or 0.0)
+            if asyncio.get_running_loop().time() + delay_s >= waiting_ends:
+                raise
+            logger.info("waiting %.2g s for a server that removes nothing for now: %s", delay_s, refused)
+        await asyncio.sleep(delay_s)
+    raise AssertionError("backoff has no end")
 
 
 async def _attempt(http: httpx.AsyncClient, request: httpx.Request, read: Callable[[httpx.Response], T]) -> T:
@@ -125,21 +171,35 @@ def _counterpart(error: Exception) -> type[RequestFailedError]:
 def _refused(request: httpx.Request, response: httpx.Response) -> RequestFailedError:
     """Returns the error for an answer whose status isn't success."""
     status, detail = response.status_code, _detail(request, response)
+    error: RequestFailedError
     if status == 409:
-        return _failed(RemovalRefusedError, request, status, detail)
-    if status == 503:
-        unavailable = _failed(ServiceUnavailableError, request, status, detail)
+        error = refused = _failed(RemovalRefusedError, request, status, detail)
+        refused.retry_after_s = _retry_after_s(response)
+    elif status in UNAVAILABLE_STATUSES:
+        error = unavailable = _failed(ServiceUnavailableError, request, status, detail)
         unavailable.retry_after_s = _retry_after_s(response)
-        return unavailable
-    if response.has_redirect_location:
-        location = response.headers["Location"]
-        detail = f"a redirect to {location}, which is not followed; base_url must lead to the server itself"
-    return _failed(RequestFailedError, request, status, detail)
+    else:
+        if response.has_redirect_location:
+            location = response.headers["Location"]
+            detail = f"a redirect to {location}, which is not followed; base_url must lead to the server itself"
+        elif status == 401:
+            detail += ". The server does not take this client's token: give the one that the server was started with"
+        error = _failed(RequestFailedError, request, status, detail)
+    error.request_id = response.headers.get(REQUEST_ID_HEADER, error.request_id)
+    return error
 
 
 def _failed(kind: type[E], request: httpx.Request, status: int | None, detail: str) -> E:
     # The token goes first: an excerpt could end in the middle of it.
-    return kind(request.method, request.url.path, status, _excerpt(_without_token(request, detail), LONGEST_DETAIL))
+    error = kind(request.method, request.url.path, status, _excerpt(_without_token(request, detail), LONGEST_DETAIL))
+    error.request_id = request.headers[REQUEST_ID_HEADER]
+    return error
+
+
+def _with_advice(
+    request: httpx.Request, failure: ServerUnreachableError | ServiceUnavailableError, advice: str
+) -> RequestFailedError:
+    return _failed(type(failure), request, failure.status, f"{failure.detail}. {advice}")
 
 
 def _excerpt(text: str, longest: int) -> str:

@@ -11,6 +11,7 @@ from typing import Final, Literal, NoReturn, Protocol, Self, TypeVar
 
 import httpx
 from rollout_control_spec import (
+    CONTROL_ROUTE_PREFIX,
     RolloutRetiredError,
     unique_rollout_ids,
     validate_auth_token,
@@ -31,13 +32,17 @@ from rollout_control_client._generated.models import (
     RolloutRemoval,
     RolloutSummary,
 )
+from rollout_control_client._version import __version__
 from rollout_control_client.errors import RequestFailedError, RolloutControlError
 from rollout_control_client.listing import ListingFilters, RolloutIterator, check_seconds, iterate
 from rollout_control_client.manifests import ManifestIterator, ManifestOutcome, ManifestReader, Part
 from rollout_control_client.optional_operations import not_offered
 from rollout_control_client.removals import read_removal, remove_in_batches
 
-__all__ = ["RolloutControlClient"]
+__all__ = ["DEFAULT_REQUEST_TIMEOUT_S", "RolloutControlClient", "environment"]
+
+DEFAULT_REQUEST_TIMEOUT_S: Final = 60.0
+"""Long enough for a server that restarts, and the limit that NeMo RL gives its requests too."""
 
 
 REQUESTS_AT_A_TIME: Final = 256
@@ -64,8 +69,10 @@ class RolloutControlClient:
             manifest = await client.manifest("train-0007.sample-3")
             await client.retire(["train-0007.sample-3"])
 
-    Connection failures and the status 503 are retried within `request_timeout_s`, and repeating an operation is safe:
-    ids that a lost first attempt removed are then reported as `absent`.
+    Lost connections and the statuses 429, 502, 503 and 504 are retried within `request_timeout_s`, and repeating an
+    operation is safe: ids that a lost first attempt removed are then reported as `absent`. What no further attempt can
+    mend, such as a certificate that does not verify, is raised at once. The logger `rollout_control_client` tells of
+    each retry and each wait.
 
     A client can be made anywhere, also where no event loop runs. Any number of tasks may share it; 256 requests are
     under way at a time, and `manifests` reads many manifests with far fewer than one for each. It keeps the
@@ -76,7 +83,8 @@ class RolloutControlClient:
     Args:
         base_url: Where the control plane is served, an http or https URL. It may have a path, and end in slashes.
         auth_token: The secret that is sent as bearer token.
-        request_timeout_s: Seconds that one whole request may take, with all its retries.
+        request_timeout_s: Seconds that one whole request may take, with all its retries; each method takes another
+            for its call.
         transport: What sends the requests instead of a direct connection to `base_url`: an `httpx.ASGITransport` in a
             test, say, or an `httpx.AsyncHTTPTransport` with a `proxy`, since the environment's are not used. It is
             closed with the client.
@@ -90,15 +98,13 @@ class RolloutControlClient:
         self,
         base_url: str,
         auth_token: str,
-        request_timeout_s: float,
+        request_timeout_s: float = DEFAULT_REQUEST_TIMEOUT_S,
         *,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         url = _checked_url(base_url)
         validate_auth_token(auth_token)
-        if not (0 < request_timeout_s < math.inf):
-            raise ValueError(f"request_timeout_s is a finite number of seconds over 0, not {request_timeout_s!r}")
-        self._request_timeout_s = request_timeout_s
+        self._request_timeout_s = _checked_seconds("request_timeout_s", request_timeout_s)
         # A closure, so that the token is in no attribute and in no repr.
         self._connect: Callable[[], AuthenticatedClient] = lambda: _connect(url, auth_token, transport)
         self._transport = transport
@@ -109,8 +115,26 @@ class RolloutControlClient:
         self._closed = False
         self._reader = ManifestReader(self._part, self._outcome)
 
-    async def manifest(self, rollout_id: str) -> RolloutManifest:
+    @classmethod
+    def from_environment(
+        cls,
+        request_timeout_s: float = DEFAULT_REQUEST_TIMEOUT_S,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> Self:
+        """Makes a client of the environment variables `ROLLOUT_CONTROL_URL` and `ROLLOUT_CONTROL_AUTH_TOKEN`.
+
+        Raises:
+            ValueError: One of them is not set, or cannot be what it is for.
+        """
+        return cls(*environment(), request_timeout_s, transport=transport)
+
+    async def manifest(self, rollout_id: str, *, request_timeout_s: float | None = None) -> RolloutManifest:
         """Returns the rollout's manifest; empty if the rollout never recorded a call (spec, getRolloutManifest).
+
+        Args:
+            rollout_id: The rollout.
+            request_timeout_s: Seconds for this request, instead of the client's.
 
         Raises:
             ValueError: It is not a rollout id.
@@ -120,13 +144,15 @@ class RolloutControlClient:
         http = self._connected()
         request = get_rollout_manifest.build_request(validate_rollout_id(rollout_id), client=http)
         try:
-            return await self._exchange(http, request, partial(_read_manifest, rollout_id))
+            return await self._exchange(http, request, partial(_read_manifest, rollout_id), request_timeout_s)
         except RequestFailedError as error:
             if error.status == 410:
                 raise RolloutRetiredError(rollout_id) from error
             raise
 
-    def manifests(self, rollout_ids: Sequence[str], *, max_concurrency: int = 32) -> ManifestIterator:
+    def manifests(
+        self, rollout_ids: Sequence[str], *, max_concurrency: int = 32, request_timeout_s: float | None = None
+    ) -> ManifestIterator:
         """Iterates over the manifests of many rollouts, as they arrive.
 
             async for rollout_id, outcome in client.manifests(rollout_ids):
@@ -142,6 +168,7 @@ class RolloutControlClient:
         Args:
             rollout_ids: The rollouts; repeated ids count once. They are checked before this method returns.
             max_concurrency: How many requests run at a time at most. At most twice as many answers are held in memory.
+            request_timeout_s: Seconds for each request, instead of the client's.
 
         Returns:
             The iterator, whose `total` is the number of outcomes.
@@ -156,52 +183,72 @@ class RolloutControlClient:
         if max_concurrency < 1:
             raise ValueError(f"max_concurrency is at least 1, not {max_concurrency}")
         unique = unique_rollout_ids(rollout_ids)
-        return ManifestIterator(self._reader.outcomes(unique, max_concurrency), len(unique))
+        timeout_s = self._timeout_s(request_timeout_s)
+        return ManifestIterator(self._reader.parts(unique, max_concurrency, timeout_s), len(unique))
 
-    async def _part(self, rollout_ids: list[str]) -> Part:
+    async def _part(self, rollout_ids: list[str], request_timeout_s: float) -> Part:
         http = self._connected()
         request = get_rollout_manifests.build_request(LedgerBatchRequest(rollout_ids=rollout_ids), client=http)
-        return await self._exchange(http, request, partial(_read_part, rollout_ids))
+        return await self._exchange(http, request, partial(_read_part, rollout_ids), request_timeout_s)
 
-    async def _outcome(self, rollout_id: str) -> ManifestOutcome:
+    async def _outcome(self, rollout_id: str, request_timeout_s: float) -> ManifestOutcome:
         try:
-            return rollout_id, await self.manifest(rollout_id)
+            return rollout_id, await self.manifest(rollout_id, request_timeout_s=request_timeout_s)
         except RolloutRetiredError as retired:
             return rollout_id, retired
 
-    async def retire(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
+    async def retire(
+        self, rollout_ids: Sequence[str], *, wait_s: float = 0.0, request_timeout_s: float | None = None
+    ) -> RolloutRemoval:
         """Removes the ledgers and fences the ids, so that no late write starts a new one (spec, retireRollouts).
 
         More than 4096 ids are sent as several requests, each with its own `request_timeout_s`, one after another.
 
         Args:
             rollout_ids: The rollouts; repeated ids count once. All are checked before anything is sent.
+            wait_s: Seconds that the whole call may wait while the server refuses to remove anything (409), as it does
+                while a checkpoint is taken: the call asks again until then, counted from its begin, however many
+                requests it sends.
+            request_timeout_s: Seconds for each request, instead of the client's.
 
         Raises:
             TypeError: `rollout_ids` is no sequence of strings.
-            ValueError: One of them is not a rollout id.
-            RemovalRefusedError: The server removes nothing for now.
+            ValueError: One of them is not a rollout id, or a number of seconds cannot be one.
+            RemovalRefusedError: The server removes nothing for now, and still did not after `wait_s`.
             RequestFailedError: A request was not done; `partial_removal` says what those before it did.
         """
-        return await self._remove(retire_rollouts, rollout_ids)
+        return await self._remove(retire_rollouts, rollout_ids, wait_s, request_timeout_s)
 
-    async def delete(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
+    async def delete(
+        self, rollout_ids: Sequence[str], *, wait_s: float = 0.0, request_timeout_s: float | None = None
+    ) -> RolloutRemoval:
         """Removes the ledgers and the fences, so that the ids can be used again (spec, deleteRollouts).
 
         It protects from no late write; `retire` does. Many ids, and failures, are handled as by `retire`.
 
         Args:
             rollout_ids: The rollouts; repeated ids count once. All are checked before anything is sent.
+            wait_s: Seconds that the whole call may wait while the server refuses to remove anything (409), as it does
+                while a checkpoint is taken: the call asks again until then, counted from its begin, however many
+                requests it sends.
+            request_timeout_s: Seconds for each request, instead of the client's.
 
         Raises:
             TypeError: `rollout_ids` is no sequence of strings.
-            ValueError: One of them is not a rollout id.
-            RemovalRefusedError: The server removes nothing for now.
+            ValueError: One of them is not a rollout id, or a number of seconds cannot be one.
+            RemovalRefusedError: The server removes nothing for now, and still did not after `wait_s`.
             RequestFailedError: A request was not done; `partial_removal` says what those before it did.
         """
-        return await self._remove(delete_rollouts, rollout_ids)
+        return await self._remove(delete_rollouts, rollout_ids, wait_s, request_timeout_s)
 
-    async def retire_idle(self, rollout_ids: Sequence[str], idle_for_s: float) -> IdleRemoval:
+    async def retire_idle(
+        self,
+        rollout_ids: Sequence[str],
+        idle_for_s: float,
+        *,
+        wait_s: float = 0.0,
+        request_timeout_s: float | None = None,
+    ) -> IdleRemoval:
         """Retires those of the rollouts that have had no row for so long (spec, retireIdleRollouts).
 
         The server decides which ones these are in the same change that retires them, so a rollout that records a row
@@ -211,12 +258,14 @@ class RolloutControlClient:
         Args:
             rollout_ids: The rollouts; repeated ids count once. All are checked before anything is sent.
             idle_for_s: Seconds that a rollout's last row must be old at least, by the server's clock.
+            wait_s: As of `retire`.
+            request_timeout_s: Seconds for each request, instead of the client's.
 
         Raises:
             TypeError: `rollout_ids` is no sequence of strings, or `idle_for_s` is no number.
-            ValueError: One of them is not a rollout id, or `idle_for_s` is negative or not finite.
+            ValueError: One of them is not a rollout id, or a number of seconds cannot be one.
             OperationNotOfferedError: The server does not have this operation. Nothing was removed.
-            RemovalRefusedError: The server removes nothing for now.
+            RemovalRefusedError: The server removes nothing for now, and still did not after `wait_s`.
             RequestFailedError: A request was not done; `partial_removal` says what those before it did.
         """
         check_seconds("idle_for_s", idle_for_s)
@@ -225,12 +274,11 @@ class RolloutControlClient:
         async def remove(batch: list[str]) -> IdleRemoval:
             body = IdleRemovalRequest(rollout_ids=batch, idle_for_s=idle_for_s)
             request = retire_idle_rollouts.build_request(body, client=http)
-            return await self._exchange(
-                http, request, partial(read_removal, retire_idle_rollouts.parse_response, batch)
-            )
+            read = partial(read_removal, retire_idle_rollouts.parse_response, batch)
+            return await self._exchange(http, request, read, request_timeout_s)
 
         try:
-            return await remove_in_batches(remove, rollout_ids, IdleRemoval(removed=[], absent=[], active=[]))
+            return await remove_in_batches(remove, rollout_ids, IdleRemoval(removed=[], absent=[], active=[]), wait_s)
         except RequestFailedError as error:
             raise not_offered(error, "retire idle rollouts") from error
 
@@ -242,6 +290,7 @@ class RolloutControlClient:
         idle_for_s: float | None = None,
         changed_since: float | None = None,
         has_failures: bool | None = None,
+        request_timeout_s: float | None = None,
     ) -> RolloutIterator:
         """Iterates over the rollouts that there are, in the order of their ids' ASCII bytes (spec, listRollouts).
 
@@ -259,6 +308,7 @@ class RolloutControlClient:
                 whose times the server does not know is never idle.
             changed_since: Only rollouts that changed at this Unix time or later, or at a time that is not known.
             has_failures: Only live rollouts with a failure row, or without one.
+            request_timeout_s: Seconds for each request, instead of the client's.
 
         Raises:
             TypeError: An argument is of another type.
@@ -271,14 +321,18 @@ class RolloutControlClient:
         async def page_after(after: str | None) -> RolloutPage:
             http = self._connected()
             try:
-                return await self._exchange(http, filters.build_request(http, after), partial(filters.read_page, after))
+                request = filters.build_request(http, after)
+                return await self._exchange(http, request, partial(filters.read_page, after), request_timeout_s)
             except RequestFailedError as error:
                 raise not_offered(error, "list rollouts") from error
 
         return RolloutIterator(iterate(page_after))
 
-    async def summary(self) -> RolloutSummary:
+    async def summary(self, *, request_timeout_s: float | None = None) -> RolloutSummary:
         """Returns how many rollouts and rows the server's ledger holds (spec, summarizeRollouts).
+
+        Args:
+            request_timeout_s: Seconds for this request, instead of the client's.
 
         Raises:
             OperationNotOfferedError: The server does not have this operation.
@@ -287,18 +341,21 @@ class RolloutControlClient:
         http = self._connected()
         request = summarize_rollouts.build_request(client=http)
         try:
-            return await self._exchange(http, request, summarize_rollouts.parse_response)
+            return await self._exchange(http, request, summarize_rollouts.parse_response, request_timeout_s)
         except RequestFailedError as error:
             raise not_offered(error, "summarise its ledger") from error
 
-    async def _remove(self, operation: _Removal, rollout_ids: Sequence[str]) -> RolloutRemoval:
+    async def _remove(
+        self, operation: _Removal, rollout_ids: Sequence[str], wait_s: float, request_timeout_s: float | None
+    ) -> RolloutRemoval:
         http = self._connected()
 
         async def remove(batch: list[str]) -> RolloutRemoval:
             request = operation.build_request(LedgerBatchRequest(rollout_ids=batch), client=http)
-            return await self._exchange(http, request, partial(read_removal, operation.parse_response, batch))
+            read = partial(read_removal, operation.parse_response, batch)
+            return await self._exchange(http, request, read, request_timeout_s)
 
-        return await remove_in_batches(remove, rollout_ids, RolloutRemoval(removed=[], absent=[]))
+        return await remove_in_batches(remove, rollout_ids, RolloutRemoval(removed=[], absent=[]), wait_s)
 
     def _connected(self) -> AuthenticatedClient:
         """Returns the httpx client of the running loop.
@@ -316,9 +373,19 @@ class RolloutControlClient:
         return self._http
 
     async def _exchange(
-        self, http: AuthenticatedClient, request: httpx.Request, read: Callable[[httpx.Response], T]
+        self,
+        http: AuthenticatedClient,
+        request: httpx.Request,
+        read: Callable[[httpx.Response], T],
+        request_timeout_s: float | None,
     ) -> T:
-        return await exchange(http, request, read, self._request_timeout_s, self._turns)
+        return await exchange(http, request, read, self._timeout_s(request_timeout_s), self._turns)
+
+    def _timeout_s(self, request_timeout_s: float | None) -> float:
+        """Returns the seconds that a request of one call may take."""
+        if request_timeout_s is None:
+            return self._request_timeout_s
+        return _checked_seconds("request_timeout_s", request_timeout_s)
 
     async def aclose(self) -> None:
         """Closes the connections, and the transport that was handed in. The client cannot be used afterwards."""
@@ -335,6 +402,15 @@ class RolloutControlClient:
         raise TypeError(
             "a RolloutControlClient, with its connections and token, cannot be pickled: make one in each process"
         )
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(
+            "RolloutControlClient is asynchronous: write 'async with', or use SyncRolloutControlClient in code without "
+            "asyncio"
+        )
+
+    def __exit__(self, *_: object) -> None:
+        """Stands here so that `with` asks `__enter__`, which says what to write."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -365,10 +441,12 @@ def _read_part(batch: list[str], response: httpx.Response) -> Part:
 
 def _connect(base_url: str, auth_token: str, transport: httpx.AsyncBaseTransport | None) -> AuthenticatedClient:
     # `request_timeout_s` bounds the whole request; httpx's own timeouts are for each of its phases.
-    return AuthenticatedClient(base_url, auth_token, timeout=None, transport=transport or _transport(base_url))
+    http = AuthenticatedClient(base_url, auth_token, timeout=None, transport=transport or _transport(base_url))
+    http.headers["User-Agent"] = f"rollout-control/{__version__} {http.headers['User-Agent']}"
+    return http
 
 
-def _transport(base_url: str) -> httpx.AsyncHTTPTransport:
+def _transport(base_url: str) -> httpx.AsyncBaseTransport:
     return httpx.AsyncHTTPTransport(
         # To load the certificates that httpx trusts takes longer than everything else about a client. Where no TLS is
         # spoken none are loaded.
@@ -376,6 +454,26 @@ def _transport(base_url: str) -> httpx.AsyncHTTPTransport:
         # The client itself decides how many requests run at a time; none of those waits for a connection, or loses it.
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
     )
+
+
+def environment() -> tuple[str, str]:
+    """Returns base URL and token as the environment has them.
+
+    Raises:
+        ValueError: One of them is not set.
+    """
+    base_url, auth_token = (os.environ.get(f"ROLLOUT_CONTROL_{name}", "") for name in ("URL", "AUTH_TOKEN"))
+    if not base_url or not auth_token:
+        raise ValueError(
+            "set ROLLOUT_CONTROL_URL to where the control plane is served, and ROLLOUT_CONTROL_AUTH_TOKEN to its token"
+        )
+    return base_url, auth_token
+
+
+def _checked_seconds(name: str, seconds: float) -> float:
+    if not (0 < seconds < math.inf):
+        raise ValueError(f"{name} is a finite number of seconds over 0, not {seconds!r}")
+    return seconds
 
 
 def _checked_url(base_url: str) -> str:
@@ -394,6 +492,10 @@ def _checked_url(base_url: str) -> str:
         )
     if port is not None and not 0 < port < 65536:
         raise ValueError(f"base_url has a port between 1 and 65535, not {port}")
+    if CONTROL_ROUTE_PREFIX in url.path:
+        raise ValueError(
+            f"base_url ends before {CONTROL_ROUTE_PREFIX}, which the client appends itself: leave that out"
+        )
     if url.userinfo or "?" in base_url or "#" in base_url:
         raise ValueError("base_url has no user, query or fragment; who asks is said by the token alone")
     return str(url).rstrip("/")

@@ -2,14 +2,15 @@
 
     RolloutControlError (RuntimeError)        the root, shared with the server
     └── RequestFailedError                    a request that was not done, for whatever reason
-        ├── RemovalRefusedError               409: the server removes nothing for now; try again later
-        ├── ServiceUnavailableError           503: the ledger's storage cannot answer, after every retry
+        ├── RemovalRefusedError               409: the server removes nothing for now; try again later, or give wait_s
+        ├── ServiceUnavailableError           429, 502, 503, 504: the server cannot answer now, after every retry
         ├── ServerUnreachableError            no connection, or one that broke, after every retry
         ├── RequestTimedOutError              no whole answer within the time
         ├── OperationNotOfferedError          404, 405 or 501: the server lacks an optional operation
         └── ContractBrokenError (ValueError)  an answer, but not one that the contract allows
 
-    RolloutRetiredError (LookupError)         410: the manifest is gone, which is not the same as empty
+    RolloutRetiredError (LookupError)         410: the rollout is retired, and its calls are removed. An empty manifest
+                                              would mean that it made none
 
 Bad arguments are plain ValueError and TypeError, raised before anything is sent. Every error can be pickled, and so
 crosses a process boundary whole.
@@ -57,9 +58,11 @@ class RequestFailedError(RolloutControlError):
         status: The status of the answer; None if there was no whole answer.
         detail: The reason: the `detail` of the answer's body where it has one, at most 1000 characters of it.
         partial_removal: For a retire, a retire_idle or a delete, how far it came; None for other operations.
+        request_id: What the server's log calls the request by: the answer's `X-Request-Id`, or the one that was sent.
     """
 
     partial_removal: PartialRemoval | None = None
+    request_id: str | None = None
 
     def __init__(self, method: str, path: str, status: int | None, detail: str) -> None:
         super().__init__(method, path, status, detail)
@@ -70,15 +73,24 @@ class RequestFailedError(RolloutControlError):
 
     def __str__(self) -> str:
         answer = "" if self.status is None else f" was answered with status {self.status}"
-        return f"{self.method} {self.path}{answer}: {self.detail}"
+        name = "" if self.request_id is None else f" (request {self.request_id})"
+        return f"{self.method} {self.path}{answer}: {self.detail}{name}"
 
 
 class RemovalRefusedError(RequestFailedError):
-    """The server refuses to remove ledgers for now; `detail` says why. Try again later."""
+    """The server refuses to remove ledgers for now; `detail` says why. Try again later, or have the call wait.
+
+    Attributes:
+        retry_after_s: Seconds for which the server expects to refuse; None if it didn't say.
+    """
+
+    retry_after_s: float | None = None
 
 
 class ServiceUnavailableError(RequestFailedError):
-    """The ledger's storage cannot answer now. Nothing is half done.
+    """The server cannot answer now: its storage (503), a limit (429) or a proxy before it (502, 504) says so.
+
+    Repeating the operation is safe.
 
     Attributes:
         retry_after_s: Seconds after which the server wants to be asked again; None if it didn't say.

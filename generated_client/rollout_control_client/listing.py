@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 import httpx
 from rollout_control_spec import validate_rollout_id_prefix
@@ -10,6 +10,7 @@ from rollout_control_spec import validate_rollout_id_prefix
 from rollout_control_client._generated import AuthenticatedClient
 from rollout_control_client._generated.api.listing import list_rollouts
 from rollout_control_client._generated.models import ListedRollout, RolloutPage
+from rollout_control_client.iterators import PartIterator
 
 __all__ = ["ListingFilters", "RolloutIterator", "check_seconds", "iterate"]
 
@@ -83,27 +84,14 @@ class ListingFilters:
         return page
 
 
-class RolloutIterator:
+class RolloutIterator(PartIterator[ListedRollout]):
     """Gives each rollout of a listing once, in the order of the ids; what `RolloutControlClient.rollouts` returns."""
-
-    def __init__(self, rollouts: AsyncGenerator[ListedRollout, None]) -> None:
-        self._rollouts = rollouts
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> ListedRollout:
-        return await anext(self._rollouts)
-
-    async def aclose(self) -> None:
-        """Ends the iteration and the request that runs for it."""
-        await self._rollouts.aclose()
 
 
 async def iterate(
     page_after: Callable[[str | None], Awaitable[RolloutPage]],
-) -> AsyncGenerator[ListedRollout, None]:
-    """Iterates over the rollouts of all pages.
+) -> AsyncGenerator[list[ListedRollout], None]:
+    """Iterates over the pages' rollouts.
 
     Args:
         page_after: Reads the page behind an id, or the first one.
@@ -111,8 +99,7 @@ async def iterate(
     after = None
     while True:
         page = await page_after(after)
-        for rollout in page.rollouts:
-            yield rollout
+        yield page.rollouts
         if page.next_ is None:
             return
         after = page.next_

@@ -3,12 +3,13 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from rollout_control_spec import RolloutRetiredError
 
 from rollout_control_client._generated.models import RolloutManifest
 from rollout_control_client.errors import RequestFailedError
+from rollout_control_client.iterators import PartIterator
 from rollout_control_client.optional_operations import NO_SUCH_OPERATION
 
 __all__ = ["ManifestIterator", "ManifestOutcome"]
@@ -29,46 +30,40 @@ class Part(NamedTuple):
     remaining: list[str]
 
 
-class ManifestIterator:
+class ManifestIterator(PartIterator[ManifestOutcome]):
     """Gives each rollout's outcome exactly once, as it arrives; what `RolloutControlClient.manifests` returns.
 
     Attributes:
         total: How many outcomes there are in all, for whoever shows progress.
     """
 
-    def __init__(self, outcomes: AsyncGenerator[ManifestOutcome, None], total: int) -> None:
+    def __init__(self, parts: AsyncGenerator[list[ManifestOutcome], None], total: int) -> None:
+        super().__init__(parts)
         self.total = total
-        self._outcomes = outcomes
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> ManifestOutcome:
-        return await anext(self._outcomes)
-
-    async def aclose(self) -> None:
-        """Ends the iteration and every request that runs for it."""
-        await self._outcomes.aclose()
 
 
 class ManifestReader:
     """Reads manifests by the operation that the server has, which it finds out with its first request.
 
     Args:
-        read_many: Reads several manifests by one request (spec, getRolloutManifests).
+        read_many: Reads several manifests by one request of at most so many seconds (spec, getRolloutManifests).
         read_one: Reads one by a request of its own.
     """
 
     def __init__(
-        self, read_many: Callable[[list[str]], Awaitable[Part]], read_one: Callable[[str], Awaitable[ManifestOutcome]]
+        self,
+        read_many: Callable[[list[str], float], Awaitable[Part]],
+        read_one: Callable[[str, float], Awaitable[ManifestOutcome]],
     ) -> None:
         self._read_many = read_many
         self._read_one = read_one
         self._has_bulk: bool | None = None
         self._has_read_one = False
 
-    async def outcomes(self, rollout_ids: list[str], max_concurrency: int) -> AsyncGenerator[ManifestOutcome, None]:
-        """Iterates over the outcomes of rollouts; holds at most as many answers as run at a time, twice."""
+    async def parts(
+        self, rollout_ids: list[str], max_concurrency: int, request_timeout_s: float
+    ) -> AsyncGenerator[list[ManifestOutcome], None]:
+        """Iterates over the outcomes of each answer; holds at most as many answers as run at a time, twice."""
         waiting = deque(rollout_ids)
         running: set[asyncio.Task[Part]] = set()
 
@@ -76,7 +71,7 @@ class ManifestReader:
             ids_a_request, at_a_time = self._plan(max_concurrency)
             while waiting and len(running) < at_a_time:
                 batch = [waiting.popleft() for _ in range(min(ids_a_request, len(waiting)))]
-                running.add(asyncio.create_task(self._read(batch)))
+                running.add(asyncio.create_task(self._read(batch, request_timeout_s)))
 
         try:
             start_requests()
@@ -88,8 +83,7 @@ class ManifestReader:
                     waiting.extendleft(reversed(part.remaining))
                 start_requests()
                 for part in parts:
-                    for outcome in part.outcomes:
-                        yield outcome
+                    yield part.outcomes
         finally:
             for task in running:
                 task.cancel()
@@ -103,11 +97,11 @@ class ManifestReader:
             return IDS_A_REQUEST, min(max_concurrency, BULK_REQUESTS_AT_A_TIME)
         return 1, max_concurrency
 
-    async def _read(self, rollout_ids: list[str]) -> Part:
+    async def _read(self, rollout_ids: list[str], request_timeout_s: float) -> Part:
         if self._has_bulk is False:
-            return Part([await self._read_alone(rollout_id) for rollout_id in rollout_ids], [])
+            return Part([await self._read_alone(rollout_id, request_timeout_s) for rollout_id in rollout_ids], [])
         try:
-            part = await self._read_many(rollout_ids)
+            part = await self._read_many(rollout_ids, request_timeout_s)
         except RequestFailedError as error:
             if self._has_bulk or error.status not in NO_SUCH_OPERATION:
                 raise
@@ -116,9 +110,9 @@ class ManifestReader:
         self._has_bulk = True
         return part
 
-    async def _read_alone(self, rollout_id: str) -> ManifestOutcome:
+    async def _read_alone(self, rollout_id: str, request_timeout_s: float) -> ManifestOutcome:
         try:
-            outcome = await self._read_one(rollout_id)
+            outcome = await self._read_one(rollout_id, request_timeout_s)
         except RequestFailedError:
             if not self._has_read_one:
                 # What said that there is no such operation may have been no server of ours at all, but a proxy.

@@ -126,7 +126,8 @@ async def test_the_detail_of_any_body_is_read(connect: Any, content_type: str, b
         await connect(transport=transport).retire(["r1"])
 
     assert caught.value.detail == detail
-    assert str(caught.value).endswith(f"/rollouts/retire was answered with status 409: {detail}")
+    name = caught.value.request_id
+    assert str(caught.value).endswith(f"/rollouts/retire was answered with status 409: {detail} (request {name})")
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ async def test_a_removal_that_does_not_account_for_the_ids_breaks_the_contract(
         assert caught.value.partial_removal.unconfirmed == ["r1", "r2"]
 
 
-@pytest.mark.parametrize("status", [201, 204, 302, 400, 401, 404, 418, 499, 500, 501, 502, 504, 599, 600, 999])
+@pytest.mark.parametrize("status", [201, 204, 302, 400, 401, 404, 418, 499, 500, 501, 599, 600, 999])
 async def test_any_other_status_is_an_error_that_carries_it(serve: Any, connect: Any, answer: Any, status: int) -> None:
     body = b"" if status == 204 else b"<html>\n <h1>Bad   Gateway</h1>\x1b[31m</html>"
     server = await serve(answer(status, body, "text/html"))
@@ -241,12 +241,13 @@ async def test_any_other_status_is_an_error_that_carries_it(serve: Any, connect:
         await connect(server.base_url).manifest("linear-3")
 
     assert caught.value.status == status
-    assert status == 204 or caught.value.detail == "<html> <h1>Bad Gateway</h1> [31m</html>"
+    assert status == 204 or caught.value.detail.startswith("<html> <h1>Bad Gateway</h1> [31m</html>")
+    assert ("does not take this client's token" in caught.value.detail) == (status == 401)
     assert len(server.requests) == 1
 
 
 async def test_a_long_page_is_cut_short(serve: Any, connect: Any, answer: Any) -> None:
-    server = await serve(answer(502, b"<p>" + b"x" * 1_000_000, "text/html; charset=hex"))
+    server = await serve(answer(500, b"<p>" + b"x" * 1_000_000, "text/html; charset=hex"))
 
     with pytest.raises(RequestFailedError) as caught:
         await connect(server.base_url).manifest("linear-3")
