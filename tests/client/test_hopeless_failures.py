@@ -64,7 +64,7 @@ async def test_plain_http_is_spoken_to_a_port_with_tls(connect: Any) -> None:
     """Some servers answer with a TLS alert."""
 
     async def alert(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
+        await reader.readuntil(b"\r\n\r\n")
         writer.write(b"\x15\x03\x01\x00\x02\x02\x46")
         await writer.drain()
         writer.close()
