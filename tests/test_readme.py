@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import rollout_control_client
+from rollout_control_console.cli import rollout_control
 from rollout_control_server import MemoryLedger, RolloutManifest, open_ledger
 from rollout_control_server.ledger.conformance.steps import read_manifest
 from rollout_control_server.samples import sample_conversation
@@ -96,6 +97,11 @@ def test_the_extras_to_install_are_there() -> None:
     section = README.read_text().partition("## Install\n")[2].partition("\n## ")[0]
     named = re.findall(r"'\.\[(\w+)\]'", section)
     assert set(named) == set(metadata("rollout-control").get_all("Provides-Extra") or ())
+
+
+def test_the_table_of_subcommands_has_each_of_them() -> None:
+    rows = rows_of_table("| subcommand | what it does | needs the extra |")
+    assert sorted(name.strip("`") for name, _, _ in rows) == sorted(rollout_control.commands)
 
 
 def test_every_link_leads_to_a_file() -> None:

@@ -52,10 +52,11 @@ class _Options(NamedTuple):
     help="Remember in this file what was copied, for another run of the same copy.",
 )
 def copy(source: str, destination: str, **given: Any) -> None:
-    """Copy all rollouts of SOURCE to DESTINATION: rows, fences and their times.
+    """Copy all rollouts of SOURCE to DESTINATION.
 
-    Each is a ledger's URL, or file:///PATH of an export: JSON lines, compressed by gzip if PATH ends in .gz. An export
-    that is there is replaced; a file of another kind is not.
+    Rows, fences and their times are copied. SOURCE and DESTINATION each are a ledger's URL, or file:///PATH of an
+    export: JSON lines, compressed by gzip if PATH ends in .gz. An export that is there is replaced; a file of another
+    kind is not.
 
     A copy that was interrupted can be run again. Exits with 1 if rollouts were refused or differ, or a side cannot
     answer now, and with 2 if a side cannot be used.

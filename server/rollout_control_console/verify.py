@@ -24,10 +24,11 @@ _SHOWN_ROLLOUTS: Final = 20
 @click.command()
 @ledger_option
 def verify(ledger_url: str) -> None:
-    """Read everything that a ledger has stored, and say what is damaged.
+    """Find what is damaged in a ledger.
 
-    Others may use the ledger meanwhile. Of a SQLite file, every page and its checksum are read, the order of the pages,
-    every row, staging chain and index entry; of another ledger, every row and chain, and what the listing says of them.
+    It reads everything that the ledger has stored. Others may use the ledger meanwhile. Of a SQLite file, every page
+    and its checksum are read, the order of the pages, every row, staging chain and index entry; of another ledger,
+    every row and chain, and what the listing says of them.
 
     Exits with 0 if nothing is damaged, with 1 if something is, and with 2 if the ledger cannot be read now, or an
     option is bad.

@@ -25,7 +25,9 @@ __all__ = ["demo"]
     help="How many to make up.",
 )
 def demo(ledger_url: str | None, rollouts: int) -> None:
-    """Show the whole life of rollouts: a model server records them, a trainer reads and retires them.
+    """Show the life of rollouts that it makes up.
+
+    A model server's process records them; a trainer reads and retires them over HTTP; a table says what came of it.
 
     Exits with 1 if anything is not as the contract says, and with 130 if SIGINT or SIGTERM ended it.
     """
