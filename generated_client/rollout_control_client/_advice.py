@@ -3,13 +3,14 @@
 import socket
 import ssl
 from collections.abc import Iterator
+from typing import Final
 
 from rollout_control_client.errors import RequestFailedError
 
 __all__ = ["advice_for"]
 
-_TLS_RECORD = ("\\x15\\x03", "\\x16\\x03")
-"""How h11 shows the first bytes of a TLS alert or handshake that came in place of an answer."""
+_NOT_TEXT: Final = ("illegal request line", "\\x15\\x03")
+"""What h11 and aiohttp say of an answer that begins with a byte of no text, as a TLS alert does."""
 
 
 def advice_for(failure: RequestFailedError, before: RequestFailedError | None) -> str | None:
@@ -32,8 +33,8 @@ def advice_for(failure: RequestFailedError, before: RequestFailedError | None) -
                 return "The server refuses the TLS connection; it may want a client certificate"
             case socket.gaierror() if before is not None and _is_unresolved(before):
                 return "The host name cannot be resolved: check it in base_url"
-    if any(record in failure.detail for record in _TLS_RECORD):
-        return "The port speaks TLS: base_url begins with https:// there"
+    if any(words in failure.detail for words in _NOT_TEXT):
+        return "The answer is not HTTP. If the port speaks TLS, base_url begins with https:// there"
     return None
 
 

@@ -70,7 +70,9 @@ async def test_plain_http_is_spoken_to_a_port_with_tls(connect: Any) -> None:
         writer.close()
 
     async with await asyncio.start_server(alert, "127.0.0.1", 0) as server:
-        with pytest.raises(ServerUnreachableError, match="speaks TLS: base_url begins with https://"):
+        with pytest.raises(
+            ServerUnreachableError, match=r"not HTTP\. If the port speaks TLS, base_url begins with https://"
+        ):
             await connect(f"http://127.0.0.1:{port_of(server)}", 600).manifest("r")
 
 
