@@ -24,7 +24,7 @@ def sample_rollouts(name: str, end: int, calls: int, *, first: int = 0) -> Rollo
 
 
 def gym_record(commit: CaptureCommit) -> GymCallRecord:
-    return GymCallRecord(**msgspec.structs.asdict(commit.record))
+    return GymCallRecord(**msgspec.to_builtins(commit.record))
 
 
 def gym_commits(commits: Sequence[CaptureCommit]) -> list[CaptureLedgerCommit]:
