@@ -83,6 +83,15 @@ def test_the_routes_do_not_load_the_client_until_it_is_asked_for() -> None:
     assert "rollout_control_client" in loaded
 
 
+def test_the_routes_load_no_framework_but_the_hosts() -> None:
+    install = (
+        "from starlette.applications import Starlette\n"
+        "from rollout_control_server import MemoryLedger, install_rollout_control_routes\n"
+        "install_rollout_control_routes(Starlette(), MemoryLedger(), 'TOKEN')"
+    )
+    assert not modules_after(install) & {"litestar", "uvicorn", "fastapi"}
+
+
 def test_the_spec_needs_the_standard_library_only() -> None:
     extra = modules_after("import rollout_control_spec") - modules_after("") - set(sys.stdlib_module_names)
     assert extra == {"rollout_control_spec"}
