@@ -93,18 +93,26 @@ async def ask(url: str, rollouts: int) -> dict[str, list[float]]:
     return taken
 
 
-def list_all_the_time(url: str, listing: Event, ended: Event) -> None:
-    """Pages through the whole ledger again and again, in a process of its own, while `listing` is set."""
+def list_all_the_time(url: str, turn: Event, ended: Event) -> None:
+    """Pages through the whole ledger again and again, in a process of its own, while it is this process's turn."""
 
     async def run() -> None:
         async with open_ledger(url) as ledger:
             while not ended.is_set():
-                await asyncio.to_thread(listing.wait)
+                await asyncio.to_thread(turn.wait)
                 after = None
-                while listing.is_set() and not ended.is_set():
+                while turn.is_set() and not ended.is_set():
                     after = (await ledger.rollouts(after=after)).next
 
     asyncio.run(run())
+
+
+def compute_all_the_time(_: str, turn: Event, ended: Event) -> None:
+    """Uses a core and no ledger, while it is this process's turn: what a lister costs where cores are short."""
+    while not ended.is_set():
+        turn.wait()
+        while turn.is_set() and not ended.is_set():
+            sum(range(10_000))
 
 
 async def record_for(ledger: CaptureLedger, seconds: float) -> float:
@@ -124,18 +132,18 @@ async def record_for(ledger: CaptureLedger, seconds: float) -> float:
     return rows / seconds
 
 
-async def record_beside(url: str, listing: Event) -> tuple[list[float], list[float]]:
-    """Returns the rates of recording alone and beside a lister, taken by turns."""
-    alone: list[float] = []
-    beside: list[float] = []
+async def record_by_turns(url: str, turns: dict[str, Event]) -> dict[str, list[float]]:
+    """Returns the rates of recording alone, and while it is the turn of each of some processes."""
+    rates: dict[str, list[float]] = {}
     async with open_ledger(url) as ledger:
         await record_for(ledger, RECORDING_S)
         for _ in range(ROUNDS):
-            alone.append(await record_for(ledger, RECORDING_S))
-            listing.set()
-            beside.append(await record_for(ledger, RECORDING_S))
-            listing.clear()
-    return alone, beside
+            rates.setdefault("alone", []).append(await record_for(ledger, RECORDING_S))
+            for beside, turn in turns.items():
+                turn.set()
+                rates.setdefault(beside, []).append(await record_for(ledger, RECORDING_S))
+                turn.clear()
+    return rates
 
 
 def measure(url: str, rollouts: int) -> list[str]:
@@ -151,19 +159,24 @@ def measure(url: str, rollouts: int) -> list[str]:
         for title, taken in asyncio.run(ask(url, rollouts)).items()
     ]
     spawn = multiprocessing.get_context("spawn")
-    listing, ended = spawn.Event(), spawn.Event()
-    lister = spawn.Process(target=list_all_the_time, args=(url, listing, ended))
-    lister.start()
+    others = {"beside a lister": list_all_the_time, "beside a process that only computes": compute_all_the_time}
+    turns = {title: spawn.Event() for title in others}
+    ended = spawn.Event()
+    processes = [spawn.Process(target=work, args=(url, turns[title], ended)) for title, work in others.items()]
+    for process in processes:
+        process.start()
     try:
-        for title, rates in zip(("alone", "beside a lister"), asyncio.run(record_beside(url, listing)), strict=True):
-            lines.append(
-                f"| rows recorded by {TASKS} tasks, {title} | {statistics.median(rates):,.0f} /s "
-                f"| {min(rates):,.0f} to {max(rates):,.0f} |"
-            )
+        lines += [
+            f"| rows recorded by {TASKS} tasks, {title} | {statistics.median(rates):,.0f} /s "
+            f"| {min(rates):,.0f} to {max(rates):,.0f} |"
+            for title, rates in asyncio.run(record_by_turns(url, turns)).items()
+        ]
     finally:
         ended.set()
-        listing.set()
-        lister.join()
+        for turn in turns.values():
+            turn.set()
+        for process in processes:
+            process.join()
     return lines
 
 
