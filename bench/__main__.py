@@ -14,7 +14,7 @@ from bench import report
 from bench.results import PartReport
 from bench.rounds import CannotMeasureError, WrongAnswerError, disturbance
 
-PARTS = ("http", "record", "adapter", "growth", "removal", "client", "memory", "imports")
+PARTS = ("http", "record", "adapter", "growth", "removal", "client", "memory", "imports", "held", "sustained")
 
 
 def main() -> None:

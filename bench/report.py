@@ -2,13 +2,13 @@
 
 import os
 import platform
-import sqlite3
 import subprocess
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+import apsw
 from matplotlib.figure import Figure
 
 from bench.results import Curve, PartReport, Result
@@ -152,7 +152,7 @@ def _conditions(disturbance: Disturbance, seconds: float) -> list[str]:
         "",
         f"- {datetime.now(UTC):%Y-%m-%d %H:%M} UTC; the whole run took {seconds / 60:.1f} minutes.",
         f"- {os.cpu_count()} cores of {model}, {memory_gb:.0f} GB, {platform.system()} {platform.release()}.",
-        f"- Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}; "
+        f"- Python {platform.python_version()}, SQLite {apsw.sqlite_lib_version()}; "
         + ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
         + f"; {wrk.partition(' [')[0]}.",
         f"- A round in which other processes, or the hypervisor, took more than {DISTURBED_SHARE:.0%} of one core is "
