@@ -1,10 +1,11 @@
 """`rollouts()`, `summary()` and `retire_idle()`, over HTTP."""
 
+import asyncio
 import json
 import pickle
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from rollout_control_client import (
     RequestFailedError,
     RolloutControlClient,
     RolloutRetiredError,
+    SyncRolloutControlClient,
 )
 from rollout_control_server import MemoryLedger, create_app
 from rollout_control_server.ledger.results import LedgerRow, RolloutExport
@@ -219,3 +221,22 @@ async def test_an_idle_removal_that_leaves_out_an_id_breaks_the_contract(serve: 
     server = await serve(answer(200, b'{"removed": ["a"], "absent": [], "active": []}'))
     with pytest.raises(ContractBrokenError, match="each id"):
         await connect(server.base_url).retire_idle(["a", "b"], 1)
+
+
+def test_the_synchronous_client_does_the_same() -> None:
+    ledger = MemoryLedger()
+    asyncio.run(idle(ledger, "idle"))
+    asyncio.run(ledger.record(sample_commit("active", "c")))
+    asyncio.run(ledger.retire([f"r{number:04}" for number in range(1500)]))
+    with serving(create_app(ledger, TOKEN), lifespan="off") as base_url:
+        with SyncRolloutControlClient(base_url, TOKEN, 30) as client:
+            listed = [rollout.rollout_id for rollout in client.rollouts()]
+            assert listed == ["active", "idle", *(f"r{number:04}" for number in range(1500))]
+            assert [rollout.rollout_id for rollout in client.rollouts(idle_for_s=HOUR)] == ["idle"]
+            with closing(client.rollouts(state="retired", prefix="r0")) as left_early:
+                assert next(left_early).rollout_id == "r0000"
+            with pytest.raises(ValueError, match="prefix|rollout id"):
+                client.rollouts(prefix="")
+            removal = client.retire_idle(["active", "idle", "none"], HOUR)
+            assert (removal.removed, removal.absent, removal.active) == (["idle"], ["none"], ["active"])
+            assert (client.summary().live, client.summary().retired) == (1, 1501)
