@@ -228,15 +228,17 @@ def test_the_synchronous_client_does_the_same() -> None:
     asyncio.run(idle(ledger, "idle"))
     asyncio.run(ledger.record(sample_commit("active", "c")))
     asyncio.run(ledger.retire([f"r{number:04}" for number in range(1500)]))
-    with serving(create_app(ledger, TOKEN), lifespan="off") as base_url:
-        with SyncRolloutControlClient(base_url, TOKEN, 30) as client:
-            listed = [rollout.rollout_id for rollout in client.rollouts()]
-            assert listed == ["active", "idle", *(f"r{number:04}" for number in range(1500))]
-            assert [rollout.rollout_id for rollout in client.rollouts(idle_for_s=HOUR)] == ["idle"]
-            with closing(client.rollouts(state="retired", prefix="r0")) as left_early:
-                assert next(left_early).rollout_id == "r0000"
-            with pytest.raises(ValueError, match="prefix|rollout id"):
-                client.rollouts(prefix="")
-            removal = client.retire_idle(["active", "idle", "none"], HOUR)
-            assert (removal.removed, removal.absent, removal.active) == (["idle"], ["none"], ["active"])
-            assert (client.summary().live, client.summary().retired) == (1, 1501)
+    with (
+        serving(create_app(ledger, TOKEN), lifespan="off") as base_url,
+        SyncRolloutControlClient(base_url, TOKEN, 30) as client,
+    ):
+        listed = [rollout.rollout_id for rollout in client.rollouts()]
+        assert listed == ["active", "idle", *(f"r{number:04}" for number in range(1500))]
+        assert [rollout.rollout_id for rollout in client.rollouts(idle_for_s=HOUR)] == ["idle"]
+        with closing(client.rollouts(state="retired", prefix="r0")) as left_early:
+            assert next(left_early).rollout_id == "r0000"
+        with pytest.raises(ValueError, match="rollout id"):
+            client.rollouts(prefix="")
+        removal = client.retire_idle(["active", "idle", "none"], HOUR)
+        assert (removal.removed, removal.absent, removal.active) == (["idle"], ["none"], ["active"])
+        assert (client.summary().live, client.summary().retired) == (1, 1501)
