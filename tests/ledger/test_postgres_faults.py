@@ -434,4 +434,4 @@ open_ledger("postgresql://localhost/x")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "install rollout-control[postgres]" in done.stderr.splitlines()[-1]
+    assert "pip install 'rollout-control[postgres]'" in done.stderr.splitlines()[-1]

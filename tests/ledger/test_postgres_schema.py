@@ -253,8 +253,8 @@ def test_a_url_need_not_name_a_host() -> None:
     ("query", "said"),
     [
         ("schema=A", "schema=NAME"),
-        ("max_connections=4", r"max_connections=N \(at least 5\)"),
-        ("max_connections=x", r"max_connections=N \(at least 5\)"),
+        ("max_connections=4", r"max_connections=N \(at least 6\)"),
+        ("max_connections=x", r"max_connections=N \(at least 6\)"),
         ("operation_timeout_s=0", "operation_timeout_s=SECONDS"),
         ("prepared_statements=no", "prepared_statements=on or off"),
     ],

@@ -35,7 +35,7 @@ def open_ledger(url: str, *, create: bool = True) -> CaptureLedger:
     if url.startswith(("postgresql://", "postgres://")):
         # Its driver is an extra of its own.
         from rollout_control_server.ledger.postgres import PostgresLedger
-        from rollout_control_server.ledger.postgres.connections import ALLOWED_OPTIONS
+        from rollout_control_server.ledger.postgres.hosts import ALLOWED_OPTIONS
 
         try:
             return PostgresLedger.from_url(url)

@@ -34,6 +34,7 @@ _MEANINGS: Final[tuple[tuple[tuple[str, ...], type[LedgerError], str], ...]] = (
     (("42501",), LedgerRefusedError, "the role lacks a privilege: docs/postgres.md has the GRANTs"),
     (("25000",), LedgerRefusedError, "it would not run in READ COMMITTED: change default_transaction_isolation"),
     (("XX001", "XX002"), LedgerCorruptError, "the database is damaged"),
+    (("23505",), LedgerCorruptError, "the rows of a rollout do not fit their counts"),
 )
 """What codes, or the beginnings of codes, mean. What is unavailable may be mended when it is tried again."""
 

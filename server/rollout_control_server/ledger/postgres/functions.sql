@@ -32,6 +32,18 @@ CREATE FUNCTION {schema}.period_of(at double precision) RETURNS bigint LANGUAGE 
   SELECT floor(least(greatest(at, 0), 1e15) / 256)::bigint
 $$;
 
+-- Notes an operation that removes. Returns whether no earlier attempt has, or a late one's successor.
+CREATE FUNCTION {schema}.begin_operation(operation uuid) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO {schema}.removal (operation_id) VALUES (operation) ON CONFLICT DO NOTHING;
+  IF FOUND THEN
+    RETURN true;
+  END IF;
+  -- Written anew, since a transaction that writes nothing would not wait for a synchronous standby.
+  UPDATE {schema}.removal SET removed_at = removed_at WHERE operation_id = operation;
+  RETURN false;
+END $$;
+
 -- Adds rows, which come in the order of their rollout ids. A row with a failure_json is a failure row.
 -- A row that cannot be added for now holds up those of its rollout that follow.
 -- The staging chain of a record with a parent_digest is that of its parent, if the parent's chain has that digest, and
@@ -148,6 +160,10 @@ BEGIN
         added_ids := added_ids || rollout;
         added_failed := added_failed || true;
         added_at := added_at || moment;
+      ELSE
+        added_ids := added_ids || rollout;
+        added_failed := added_failed || NULL::boolean;
+        added_at := added_at || NULL::double precision;
       END IF;
       outcomes := outcomes || kept;
       CONTINUE;
@@ -202,10 +218,17 @@ BEGIN
             AND (existing.fingerprint, existing.context_len, existing.context_digest)
               IS NOT DISTINCT FROM (given.fingerprint, given.context_len, given.context_digest)
           THEN kept ELSE holds_another END;
+        IF outcome = kept THEN
+          added_ids := added_ids || rollout;
+          added_failed := added_failed || NULL::boolean;
+          added_at := added_at || NULL::double precision;
+        END IF;
       END IF;
     END IF;
     outcomes := outcomes || outcome;
   END LOOP;
+  -- A rollout whose row was there before is written as well: a transaction that writes nothing would not wait for a
+  -- synchronous standby, and would acknowledge a row whose own transaction may not have reached it.
   FOR added IN
     SELECT a.id, count(*) FILTER (WHERE NOT a.failed) AS calls, count(*) FILTER (WHERE a.failed) AS failures,
         min(a.at) AS at
@@ -215,9 +238,9 @@ BEGIN
       calls = r.calls + added.calls,
       failures = r.failures + added.failures,
       first_recorded_at = CASE WHEN r.calls + r.failures = 0 THEN added.at ELSE r.first_recorded_at END,
-      last_recorded_at = added.at,
-      changed_at = added.at,
-      changed_period = {schema}.period_of(added.at)
+      last_recorded_at = CASE WHEN added.at IS NULL THEN r.last_recorded_at ELSE added.at END,
+      changed_at = CASE WHEN added.at IS NULL THEN r.changed_at ELSE added.at END,
+      changed_period = CASE WHEN added.at IS NULL THEN r.changed_period ELSE {schema}.period_of(added.at) END
     WHERE r.rollout_id = added.id;
   END LOOP;
   -- Now that all locks are held, no later attempt can do anything to these rollouts before this one's commit: either
@@ -235,8 +258,7 @@ DECLARE
   with_rows text[];
 BEGIN
   PERFORM {schema}.begin_write();
-  INSERT INTO {schema}.removal (operation_id) VALUES (operation) ON CONFLICT DO NOTHING;
-  IF NOT FOUND THEN
+  IF NOT {schema}.begin_operation(operation) THEN
     RETURN (SELECT r.removed FROM {schema}.removal r WHERE r.operation_id = operation);
   END IF;
   -- DO UPDATE locks the newest version of each row, waits for whoever holds it, and judges what it finds then.
@@ -268,8 +290,7 @@ DECLARE
   moment double precision;
 BEGIN
   PERFORM {schema}.begin_write();
-  INSERT INTO {schema}.removal (operation_id) VALUES (operation) ON CONFLICT DO NOTHING;
-  IF NOT FOUND THEN
+  IF NOT {schema}.begin_operation(operation) THEN
     SELECT r.removed, r.active INTO idle_ids, active_ids
       FROM {schema}.removal r WHERE r.operation_id = operation;
     RETURN;
@@ -303,8 +324,7 @@ DECLARE
   with_rows text[];
 BEGIN
   PERFORM {schema}.begin_write();
-  INSERT INTO {schema}.removal (operation_id) VALUES (operation) ON CONFLICT DO NOTHING;
-  IF NOT FOUND THEN
+  IF NOT {schema}.begin_operation(operation) THEN
     RETURN (SELECT r.removed FROM {schema}.removal r WHERE r.operation_id = operation);
   END IF;
   -- DELETE takes its locks in no certain order: they are taken before. What is locked changes no more.
@@ -344,8 +364,7 @@ DECLARE
   now double precision;
 BEGIN
   PERFORM {schema}.begin_write();
-  INSERT INTO {schema}.removal (operation_id) VALUES (operation) ON CONFLICT DO NOTHING;
-  IF NOT FOUND THEN
+  IF NOT {schema}.begin_operation(operation) THEN
     -- An earlier attempt, or a late one whose successor has done the work.
     RETURN;
   END IF;

@@ -76,7 +76,7 @@ class PostgresLedger(CaptureLedger):
     Args:
         dsn: A connection URI as libpq knows it, `postgresql://USER:PASSWORD@HOST/DATABASE?sslmode=verify-full`.
         schema: The PostgreSQL schema that holds the tables.
-        max_connections: How many connections this handle may have, at least 5.
+        max_connections: How many connections this handle may have, at least 6.
         operation_timeout_s: Seconds that an operation may take with all its attempts; one attempt may take half of it.
         prepared_statements: Whether to use named prepared statements. Without them an operation takes four round trips
             instead of one, and works through a PgBouncer older than 1.21 in transaction mode.

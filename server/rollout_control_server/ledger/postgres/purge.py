@@ -26,9 +26,13 @@ class Purger:
         self._task: asyncio.Task[None] | None = None
         self._look_again = False
         self._looked_at = float("-inf")
+        self._forgot_at = float("-inf")
+        self._closed = False
 
     def nudge(self, *, removed: bool = False) -> None:
         """Starts purging, if rows were removed, or if nobody has looked for some time."""
+        if self._closed:
+            return
         loop = asyncio.get_running_loop()
         if removed or loop.time() - self._looked_at > LOOK_EVERY_S:
             self._looked_at = loop.time()
@@ -37,7 +41,8 @@ class Purger:
                 self._task = loop.create_task(self._run())
 
     async def aclose(self) -> None:
-        """Stops after at most one chunk."""
+        """Stops after at most one chunk, and starts nothing any more."""
+        self._closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -53,9 +58,14 @@ class Purger:
                     rows = await self._connections.call(
                         Use.PURGE, "purge", CHUNK_ROWS, deadline=begun + self._chunk_timeout_s
                     )
+                    found = rows[0][0]
+                    if not found and begun - self._forgot_at >= LOOK_EVERY_S:
+                        self._forgot_at = begun
+                        await self._connections.call(
+                            Use.PURGE, "forget_attempts", deadline=begun + self._chunk_timeout_s
+                        )
                 except LedgerError as error:
                     # What is not purged now is found again later; nobody waits for it.
-                    logger.warning("could not purge the rows of removed rollouts: %s", error)
+                    logger.warning("the rows of removed rollouts could not be purged: %s", error)
                     return
-                found = rows[0][0]
                 await asyncio.sleep(loop.time() - begun)
