@@ -23,7 +23,7 @@ DAMAGES = {
     "a record that is a number": "UPDATE {}.call_record SET record_json = '17'",
     "a record that is no UTF-8": "UPDATE {}.call_record SET record_json = '\\xff'",
     "an empty record": "UPDATE {}.call_record SET record_json = ''",
-    "an old record that ends early": "UPDATE {}.call_record SET record_json = substr(record_json, 1, 9), json_crc = NULL",
+    "an old record cut short": "UPDATE {}.call_record SET record_json = substr(record_json, 1, 9), json_crc = NULL",
     "an old record that is a number": "UPDATE {}.call_record SET record_json = '17', json_crc = NULL",
     "another checksum": "UPDATE {}.call_record SET json_crc = -5",
     "a failure row that ends early": "UPDATE {}.call_failure SET failure_json = substr(failure_json, 1, 9)",
