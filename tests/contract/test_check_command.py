@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ import pytest
 from rollout_control_check.recorder import Recorder
 from rollout_control_server import MemoryLedger, create_app
 from rollout_control_server.ledger import SqliteLedger
+from rollout_control_server.ledger.sqlite.connections import connect
 from rollout_control_spec import CONTROL_ROUTE_PREFIX
 from served import TOKEN, serving
 
@@ -246,7 +246,7 @@ def test_what_a_failing_record_command_has_recorded_is_deleted(tmp_path: Path) -
 
 def rollouts_in(path: Path) -> list[str]:
     """Returns the rollouts of which a ledger's file has rows or a fence."""
-    connection = sqlite3.connect(path)
+    connection = connect(path)
     try:
         return [rollout_id for (rollout_id,) in connection.execute("SELECT rollout_id FROM rollout")]
     finally:

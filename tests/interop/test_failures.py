@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import sqlite3
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from rollout_control_client import RolloutControlClient
 from rollout_control_server import LedgerUnavailableError, MemoryLedger, RolloutRemoval
 from rollout_control_server.gym import LEDGER_UNAVAILABLE_REASON, GymCaptureLedger
 from rollout_control_server.ledger.base import CheckedCommit, CheckedFailure
+from rollout_control_server.ledger.sqlite.connections import connect as connect_to_file
 
 StartGym = Callable[..., Awaitable[str]]
 MakeAgent = Callable[..., Agent]
@@ -246,7 +246,7 @@ async def test_a_ledger_file_that_another_process_locks(
     worker.proceed.clear()
     turn = asyncio.create_task(agent.turn("question 1"))
     await worker.generating.wait()
-    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
+    with contextlib.closing(connect_to_file(file)) as other:
         other.execute("BEGIN IMMEDIATE")
         worker.proceed.set()
         await turn

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import socket
-import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
@@ -14,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from rollout_control_server.ledger import SqliteLedger
+from rollout_control_server.ledger.sqlite.connections import connect
 from rollout_control_spec import CONTROL_ROUTE_PREFIX, openapi_yaml
 from served import SERVE, TOKEN, ServerProcess, control_client
 
@@ -254,7 +254,7 @@ def serve_on(ledger_url: str) -> subprocess.CompletedProcess[str]:
 def test_a_ledger_that_takes_no_write_now_is_not_served(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     SqliteLedger(path)
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as somebody:
+    with contextlib.closing(connect(path)) as somebody:
         somebody.execute("BEGIN IMMEDIATE")
         ended = serve_on(f"sqlite:///{path}")
     assert ended.returncode == 1
