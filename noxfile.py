@@ -27,6 +27,7 @@ CRASH_TESTS = (
     "crash",
     "postgres_connection_loss",
     "sqlite_damaged_pages",
+    "sqlite_damaged_wal",
     "sqlite_migration",
     "sqlite_trace",
 )

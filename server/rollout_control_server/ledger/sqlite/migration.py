@@ -26,9 +26,9 @@ from rollout_control_server.errors import LedgerCorruptError, LedgerRefusedError
 from rollout_control_server.ledger.sqlite.connections import (
     CHECKSUM_BYTES,
     check_reserved_bytes,
-    connect,
     transaction,
 )
+from rollout_control_server.ledger.sqlite.recovery import connect_and_recover
 from rollout_control_server.ledger.sqlite.rows import INSERT_CALL, pack_digest, seq_of
 from rollout_control_server.ledger.sqlite.schema import (
     SCHEMA,
@@ -111,7 +111,7 @@ def open_ledger_file(path: Path, busy_timeout_s: float) -> apsw.Connection:
     deadline = time.monotonic() + busy_timeout_s
     while True:
         try:
-            connection = connect(path)
+            connection = connect_and_recover(path)
         except apsw.NotADBError as error:
             if is_marked_as_ledger(path):
                 raise
