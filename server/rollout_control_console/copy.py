@@ -17,13 +17,14 @@ from rollout_control_server.copying import (
     CopySource,
     ExportFile,
     LedgerSource,
+    MixedLedgersError,
     copy_rollouts,
     differing_rollouts,
     write_export_file,
 )
 from rollout_control_server.ledger import shown_ledger_url
 
-from rollout_control_console.ledgers import ledger_errors_end_command, open_named_ledger
+from rollout_control_console.ledgers import LedgerUnusableError, ledger_errors_end_command, open_named_ledger
 
 __all__ = ["copy"]
 
@@ -69,7 +70,12 @@ def copy(source: str, destination: str, **given: Any) -> None:
     if source.startswith(_FILE) and options.follow:
         raise click.UsageError("--follow is for a SOURCE that is a ledger: nobody writes to an export file")
     with ledger_errors_end_command():
-        sys.exit(asyncio.run(_copy(source, destination, options)))
+        try:
+            sys.exit(asyncio.run(_copy(source, destination, options)))
+        except MixedLedgersError as error:
+            raise LedgerUnusableError(
+                f"{error}. Nothing was copied; --into-existing copies beside what the destination has"
+            ) from error
 
 
 async def _copy(source_url: str, destination_url: str, options: _Options) -> int:
@@ -83,7 +89,7 @@ async def _copy(source_url: str, destination_url: str, options: _Options) -> int
                 live, rows, fences = await write_export_file(source, path, advance)
             click.echo(_copied(live, rows, fences))
             return await _verify(source, ExportFile(path), total, options) if options.verify else 0
-        destination = await opened.enter_async_context(open_named_ledger(destination_url))
+        destination = await opened.enter_async_context(open_named_ledger(destination_url, named_by="DESTINATION"))
         refused = await _copy_to_ledger(source, total, destination, destination_url, options)
         there = LedgerSource(destination, shown_ledger_url(destination_url))
         differs = await _verify(source, there, total, options) if options.verify else 0
@@ -151,7 +157,7 @@ async def _open_source(url: str) -> AsyncIterator[tuple[CopySource, int | None]]
     if url.startswith(_FILE):
         yield ExportFile(_path_of(url)), None
         return
-    async with open_named_ledger(url, create=False) as ledger:
+    async with open_named_ledger(url, create=False, named_by="SOURCE") as ledger:
         summary = await ledger.summary()
         yield LedgerSource(ledger, shown_ledger_url(url)), summary.live + summary.retired
 

@@ -33,12 +33,13 @@ class LedgerUnusableError(click.ClickException):
     exit_code = 2
 
 
-def open_named_ledger(url: str, *, create: bool = True) -> CaptureLedger:
-    """Opens the ledger that the option names.
+def open_named_ledger(url: str, *, create: bool = True, named_by: str = "--ledger") -> CaptureLedger:
+    """Opens the ledger that an option or an argument names.
 
     Args:
-        url: The option's value.
+        url: The value.
         create: Whether a ledger that is not there yet is made.
+        named_by: The option or argument, as a message about the value names it.
 
     Raises:
         click.ClickException: The ledger cannot be opened; exit status 1 where another attempt may succeed, else 2.
@@ -47,7 +48,7 @@ def open_named_ledger(url: str, *, create: bool = True) -> CaptureLedger:
         try:
             return open_ledger(url, create=create)
         except (ValueError, ModuleNotFoundError) as error:
-            raise click.BadParameter(str(error), param_hint="--ledger") from error
+            raise click.BadParameter(str(error), param_hint=named_by) from error
 
 
 @contextmanager

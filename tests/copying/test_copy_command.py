@@ -73,6 +73,7 @@ def test_rollouts_of_the_destination_are_left_and_named(source: str, url: Callab
     mixed = run(source, url("destination"))
     assert (mixed.returncode, mixed.stdout) == (2, "")
     assert "the destination has rollout 'own'" in mixed.stderr
+    assert "--into-existing" in mixed.stderr
     into = run(source, url("destination"), "--into-existing", "--verify")
     assert into.returncode == 1
     assert "copied 2 rollouts with 8 rows, and 1 fences of retired rollouts; 1 were refused" in into.stdout

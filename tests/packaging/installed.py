@@ -57,7 +57,7 @@ def cli() -> None:
     lacks(*SERVING, "apsw", "asyncpg", *CHECKING)
     ended = run(the_command(), "--help")
     require(ended.returncode == 0, f"the command lists its subcommands: {ended.stderr}")
-    for name in ("serve", "demo", "check", "retire", "forget-fences", "verify"):
+    for name in ("serve", "demo", "check", "retire", "forget-fences", "copy", "verify"):
         require(f"  {name} " in ended.stdout, f"among them {name}")
         ended_help = run(the_command(), name, "--help")
         require(ended_help.returncode == 0, f"{name} tells how it is used: {ended_help.stderr}")
@@ -65,6 +65,7 @@ def cli() -> None:
         (["serve"], "server"),
         (["demo", "--rollouts", "20"], "server"),
         (["verify"], "server"),
+        (["copy", "sqlite:///one.sqlite", "sqlite:///other.sqlite"], "server"),
         (["check", "http://127.0.0.1:1"], "check"),
         (["forget-fences"], "server"),
         (["forget-fences", "--ledger", "postgresql://127.0.0.1:1/none"], "postgres"),
