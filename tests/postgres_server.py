@@ -133,7 +133,9 @@ def identity(user: str | None) -> dict[str, Any]:
 
 @contextmanager
 def running_postgres(**settings: object) -> Iterator[PostgresServer]:
-    server = PostgresServer.create()
+    """Runs the server of the package, or that of the programs in the folder POSTGRES_BINARIES."""
+    binaries = os.environ.get("POSTGRES_BINARIES")
+    server = PostgresServer.create_of_installation(Path(binaries)) if binaries else PostgresServer.create()
     try:
         server.start(**settings)
         yield server

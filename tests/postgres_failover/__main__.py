@@ -73,7 +73,7 @@ class Connections(threading.Thread):
     def run(self) -> None:
         query = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
         while not self.stopped.wait(0.3):
-            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
+            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
                 self.most = max(self.most, self.servers.primary.value(query) - 1)
 
 

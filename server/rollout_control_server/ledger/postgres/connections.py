@@ -375,7 +375,8 @@ class Connections:
         self._attempt_ended(search)
 
     async def _find_server(self) -> None:
-        session = await self._hosts.find(self._attempt_timeout_s)
+        # Some of an attempt's time is left for its statement, or for saying what each host answered.
+        session = await self._hosts.find(self._attempt_timeout_s * 0.8)
         server = session.server
         if server not in self._pools:
             self._note_server(server)

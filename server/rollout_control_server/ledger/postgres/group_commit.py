@@ -144,10 +144,9 @@ class GroupCommit:
             if outcome is Outcome.BUSY:
                 contended.add(write.row.rollout_id)
                 left.append(write)
-            elif outcome is Outcome.NEEDS_CHAIN:
+            elif outcome in (Outcome.NEEDS_CHAIN, Outcome.NOT_YET):
+                # Those that follow bring theirs as well: where one row's parent is unknown, the next one's often is.
                 write.row = write.row._replace(staging_chain=write.staging_chain)
-                left.append(write)
-            elif outcome is Outcome.NOT_YET:
                 left.append(write)
             elif not write.outcome.done():
                 write.outcome.set_result(outcome)

@@ -107,7 +107,10 @@ async def open_session(dsn: str, *, prepared_statements: bool) -> Session:
     except _UNKNOWN_SETTING as error:
         raise LedgerRefusedError(f"PostgreSQL says {error}. {ALLOWED_OPTIONS}") from error
     try:
-        session = Session(connection, Server(*(await connection.fetchrow(_DESCRIBE))), dsn)
+        # In a transaction, so that a PgBouncer without prepared statements sends all of it to one server connection.
+        async with connection.transaction():
+            described = await connection.fetchrow(_DESCRIBE)
+        session = Session(connection, Server(*described), dsn)
         connection.add_log_listener(session.hear)
     except BaseException:
         connection.terminate()
@@ -241,7 +244,8 @@ class Hosts:
             # So that handles that have never seen the other server refuse this one as well.
             with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
                 statement = f'SELECT "{self._schema}".note_timeline($1, $2)'
-                await session.connection.fetch(statement, session.server.cluster, highest)
+                async with session.connection.transaction():
+                    await session.connection.fetch(statement, session.server.cluster, highest)
         await session.close()
 
 

@@ -67,11 +67,14 @@ async def make_schema_ready(connection: Any, name: str, *, may_create: bool) -> 
         LedgerRefusedError: The schema is newer than this program, or somebody else's.
         asyncpg.PostgresError: What PostgreSQL had against it.
     """
-    if await _read_version(connection, name) == VERSION:
-        return
+    # In a transaction, so that a PgBouncer without prepared statements sends all of it to one server connection.
     async with connection.transaction(isolation="read_committed"):
+        if await _read_version(connection, name) == VERSION:
+            return
+    async with connection.transaction(isolation="read_committed"):
+        wait_for_others = f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})"
         # Held until the transaction's end; whoever comes second finds the work done.
-        await connection.execute(f"SET LOCAL lock_timeout = '2s'; SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+        await connection.execute(f"SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = '2s'; {wait_for_others}")
         found = await _read_version(connection, name)
         if found == 0:
             if not may_create:
