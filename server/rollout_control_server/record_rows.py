@@ -35,7 +35,8 @@ async def record_rows(ledger: CaptureLedger, rollout_id: str, rows: list[dict[st
     for row in rows:
         if "record" in row:
             record = msgspec.convert(row["record"], CallRecord)
-            await ledger.record(CaptureCommit(rollout_id, record, tuple(row["staging_chain"])))
+            further = {name: value for name, value in row["record"].items() if name not in CallRecord.__struct_fields__}
+            await ledger.record(CaptureCommit(rollout_id, record, tuple(row["staging_chain"]), further_fields=further))
         else:
             await ledger.record_failure(rollout_id, **row["failure"])
 

@@ -1,17 +1,23 @@
 """One run of the check: the server, what is known of it so far, and what became of each requirement."""
 
 import json
-import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from rollout_control_spec import CONTROL_ROUTE_PREFIX
 
-from rollout_control_check.recorder import Recorder, RecordingError, Row
-from rollout_control_check.requirements import A_BATCH_OPERATION, RECORDED_ID, RECORDER, requirements
+from rollout_control_check import report
+from rollout_control_check.recorder import Recorder, Recording, RecordingError, Row
+from rollout_control_check.requirements import (
+    A_BATCH_OPERATION,
+    RECORDED_ID,
+    RECORDER,
+    Outcome,
+    Verdict,
+    requirements,
+)
 from rollout_control_check.wire import (
     OUT_OF_TIME,
     TOKEN_IN_SHELL,
@@ -24,6 +30,7 @@ from rollout_control_check.wire import (
 
 __all__ = [
     "BATCH_OPERATIONS",
+    "CHANGES",
     "CHECKS",
     "DOCUMENTED_STATUSES",
     "JSON",
@@ -31,9 +38,7 @@ __all__ = [
     "REMOVALS",
     "Examination",
     "NotCheckedError",
-    "Outcome",
     "ShortfallError",
-    "Verdict",
     "batch_path",
     "check",
     "document_of",
@@ -42,6 +47,8 @@ __all__ = [
 ]
 
 REMOVALS: Final = ("retire", "delete")
+CHANGES: Final = frozenset({*REMOVALS, "retire-idle"})
+"""The operations that change a ledger, by the last segment of their path."""
 BATCH_OPERATIONS: Final = (*REMOVALS, "manifests")
 """The operations that take a LedgerBatchRequest, by the last segment of their path."""
 JSON: Final = (("Content-Type", "application/json"),)
@@ -51,44 +58,20 @@ TIME_IS_UP: Final = "the time limit of the whole check is over"
 CLEANUP_BATCH: Final = 1000
 
 
-class Verdict(Enum):
-    """What became of a requirement."""
-
-    HOLDS = "holds"
-    BROKEN = "broken"
-    NOT_CHECKED = "not checked"
-
-
-@dataclass
-class Outcome:
-    """What became of one requirement.
+class ShortfallError(Exception):
+    """The server did something else than what the contract expects.
 
     Attributes:
-        verdict: Whether it holds.
-        why: Why it was not checked.
-        expected: What the contract expects, where the server did something else.
-        request: The request that shows it, as a shell command.
-        came: What came.
+        expected: What the contract expects.
+        exchange: The request and the answer that show it.
+        compared_with: An earlier exchange without which the answer would be right.
     """
 
-    verdict: Verdict
-    why: str = ""
-    expected: str = ""
-    request: str = ""
-    came: str = ""
-
-
-def _broken(expected: str, exchange: Exchange) -> Outcome:
-    return Outcome(Verdict.BROKEN, "", expected, exchange.curl(), exchange.came())
-
-
-class ShortfallError(Exception):
-    """The server did something else than what the contract expects."""
-
-    def __init__(self, expected: str, exchange: Exchange) -> None:
+    def __init__(self, expected: str, exchange: Exchange, compared_with: Exchange | None = None) -> None:
         super().__init__(expected)
+        self.expected = expected
         self.exchange = exchange
-        self.outcome = _broken(expected, exchange)
+        self.compared_with = compared_with
 
 
 class NotCheckedError(Exception):
@@ -157,7 +140,8 @@ class Examination:
         recorded_id: A rollout that has rows, and is only read.
         prefix: What every id begins with that the check removes or records.
         outcomes: What became of each requirement so far.
-        present: The batch operations whose path the server has.
+        present: The operations that take a LedgerBatchRequest and whose path the server has.
+        listing: The operations of the listing whose path the server has.
         touched: The ids that may have rows or a fence because of the check.
     """
 
@@ -165,11 +149,14 @@ class Examination:
     token: str
     recorder: Recorder | None = None
     recorded_id: str | None = None
-    prefix: str = field(default_factory=lambda: f"rollout-control-check-{secrets.token_hex(6)}-")
+    prefix: str = field(default_factory=report.new_prefix)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     present: set[str] = field(default_factory=set)
+    listing: set[str] = field(default_factory=set)
     touched: dict[str, None] = field(default_factory=dict)
     _hangs_in_a_row: int = 0
+    _steps: list[report.Step] = field(default_factory=list)
+    _shown_by: dict[str, Exchange] = field(default_factory=dict)
 
     @property
     def credentials(self) -> Credentials:
@@ -201,6 +188,7 @@ class Examination:
         if time.monotonic() > self.wire.deadline:
             raise NotCheckedError(TIME_IS_UP)
         exchange = self.wire.exchange(request)
+        self._steps.append(exchange)
         if exchange.answer is None:
             if exchange.failure.startswith(OUT_OF_TIME) and time.monotonic() >= self.wire.deadline:
                 # Cut short by the check, not by the server.
@@ -244,10 +232,20 @@ class Examination:
         body: bytes,
         *expected: int,
         headers: tuple[tuple[str, str], ...] = JSON,
+        in_shell: str = "",
         because: str = "",
     ) -> Exchange:
-        """Sends any body to retire or delete."""
-        request = Request("POST", batch_path(operation), self.credentials, headers, body)
+        """Sends any body to an operation that takes a batch.
+
+        Args:
+            operation: The last segment of its path.
+            body: The body.
+            expected: The statuses that the contract allows.
+            headers: The headers beside Authorization.
+            in_shell: Shell commands that print the body, where it is too long to be shown.
+            because: What makes the statuses so, for the evidence.
+        """
+        request = Request("POST", batch_path(operation), self.credentials, headers, body, body_in_shell=in_shell)
         return self.ask(request, *expected, because=because)
 
     def record(self, rollout_id: str, rows: list[Row]) -> None:
@@ -259,39 +257,55 @@ class Examination:
         """
         if self.recorder is None:
             raise NotCheckedError("nobody records rows")
+        self._steps.append(Recording(rollout_id, rows))
         self.recorder(rollout_id, rows)
 
     def examine(self, requirement_id: str) -> None:
         """Finds out what becomes of one requirement, unless it is known."""
         if requirement_id in self.outcomes or requirement_id not in CHECKS:
             return
+        missing = self._what_is_missing_for(requirement_id)
+        self._steps = []
+        if missing is not None:
+            self.outcomes[requirement_id] = missing
+            return
         try:
-            missing = self._what_is_missing_for(requirement_id)
-            if missing:
-                raise NotCheckedError(missing)
             CHECKS[requirement_id](self)
         except ShortfallError as shortfall:
-            self.outcomes[requirement_id] = shortfall.outcome
+            self._note_broken(requirement_id, shortfall.expected, shortfall.exchange, shortfall.compared_with)
         except RecordingError as error:
             self.outcomes[requirement_id] = Outcome(
-                Verdict.BROKEN, "", "the rows to be recorded, or discarded, by the record command", "", str(error)
+                Verdict.BROKEN,
+                expected="the rows to be recorded, or discarded, by the record command",
+                came=report.without_token(str(error), self.token),
+                commands=report.commands(self._steps, self.wire.base_url, self.wire.timeout_s),
             )
         except NotCheckedError as reason:
-            self.outcomes[requirement_id] = Outcome(Verdict.NOT_CHECKED, str(reason))
+            self.outcomes[requirement_id] = Outcome(Verdict.NOT_CHECKED, report.without_token(str(reason), self.token))
         else:
             self.outcomes[requirement_id] = Outcome(Verdict.HOLDS)
 
     def finish(self) -> None:
-        """Gives the requirements that are only observed, and were not, their outcome."""
+        """Gives each requirement its final outcome, and says which were found broken by the same answer.
+
+        Requirements are listed causes first, so of those that one answer breaks, the first in the list is what to mend.
+        """
+        first_broken_by: dict[int, str] = {}
         for requirement_id in requirements():
-            if requirement_id not in self.outcomes:
-                self.outcomes[requirement_id] = Outcome(Verdict.NOT_CHECKED, "no answer of this kind came")
+            outcome = self.outcomes.setdefault(
+                requirement_id, Outcome(Verdict.NOT_CHECKED, "no answer of this kind came")
+            )
+            if outcome.verdict is Verdict.BROKEN and requirement_id in self._shown_by:
+                first = first_broken_by.setdefault(id(self._shown_by[requirement_id]), requirement_id)
+                if first != requirement_id:
+                    self.outcomes[requirement_id] = replace(outcome, same_answer_as=first)
 
     def clean_up(self, within_s: float) -> str:
         """Deletes what the check has left, and returns what could not be done, in words."""
         self.wire.deadline = time.monotonic() + within_s
         left = list(self.touched)
-        if "delete" not in self.present and "delete.offered" in self.outcomes:
+        offered = self.outcomes.get("delete.offered")
+        if offered is not None and offered.verdict is Verdict.BROKEN and "delete" not in self.present:
             made = self.recorder is not None or "retire" in self.present
             return f"could not delete the ids that begin with {self.prefix}: see delete.offered" if made else ""
         for start in range(0, len(left), CLEANUP_BATCH):
@@ -302,11 +316,12 @@ class Examination:
             except UnreachableError as error:
                 return f"could not delete the ids that begin with {self.prefix}: {error}"
             if exchange.answer is None or exchange.answer.status != 200:
-                return f"could not delete the ids that begin with {self.prefix}: {exchange.came()}"
+                return f"could not delete the ids that begin with {self.prefix}: {report.came(exchange)}"
         return ""
 
     def report_finding(self, requirement_id: str, expected: str, exchange: Exchange) -> None:
         """Notes a shortfall that the fuzzing found, unless the requirement is known to be broken."""
+        self._steps = [exchange]
         self._note(requirement_id, expected, exchange)
 
     def _note(self, requirement_id: str, expected: str | None, exchange: Exchange) -> None:
@@ -314,29 +329,72 @@ class Examination:
         before = self.outcomes.get(requirement_id)
         if before is not None and before.verdict is Verdict.BROKEN:
             return
-        self.outcomes[requirement_id] = Outcome(Verdict.HOLDS) if expected is None else _broken(expected, exchange)
+        if expected is None:
+            self.outcomes[requirement_id] = Outcome(Verdict.HOLDS)
+        else:
+            self._note_broken(requirement_id, expected, exchange)
 
-    def _what_is_missing_for(self, requirement_id: str) -> str:
+    def _note_broken(
+        self, requirement_id: str, expected: str, exchange: Exchange, compared_with: Exchange | None = None
+    ) -> None:
+        steps = [*self._steps_before(exchange, compared_with), exchange]
+        self._shown_by[requirement_id] = exchange
+        self.outcomes[requirement_id] = Outcome(
+            Verdict.BROKEN,
+            expected=report.without_token(expected, self.token),
+            came=report.without_token(report.came(exchange), self.token),
+            commands=report.commands(steps, self.wire.base_url, self.wire.timeout_s),
+        )
+
+    def _steps_before(self, exchange: Exchange, compared_with: Exchange | None) -> list[report.Step]:
+        """Returns what of this check led up to an answer: rows, removals, and the same request sent before."""
+        before = self._steps[: next((at for at, step in enumerate(self._steps) if step is exchange), 0)]
+        return [
+            step
+            for step in before
+            if isinstance(step, Recording)
+            or step is compared_with
+            or (_succeeded(step) and (_removes(step.request) or step.request == exchange.request))
+            or (_removes(step.request) and _names_rollout_of(step.request, exchange.request))
+        ]
+
+    def _what_is_missing_for(self, requirement_id: str) -> Outcome | None:
+        """Returns why a requirement cannot be checked, or None if it can; checks first those that it needs."""
         needs = requirements()[requirement_id].needs
         if requirement_id.partition(".")[0] not in {"http", "auth"}:
             needs = ("auth.accepted", *needs)
         for need in needs:
+            why = ""
             if need == RECORDER:
                 if self.recorder is None:
-                    return "rows can only be written inside the server: give --record-command"
+                    why = "rows can only be written inside the server: give --record-command"
             elif need == RECORDED_ID:
                 if self.recorder is None and self.recorded_id is None:
-                    return "rows can only be written inside the server: give --record-command or --recorded-id"
+                    why = "rows can only be written inside the server: give --record-command or --recorded-id"
             elif need == A_BATCH_OPERATION:
                 if not self.present:
-                    return "the server has no operation that takes a batch"
+                    why = "the server has no operation that takes a batch"
             else:
                 self.examine(need)
                 outcome = self.outcomes[need]
-                if outcome.verdict is not Verdict.HOLDS:
-                    return f"needs {need}, which {_said_of(outcome)}"
-        return ""
+                if outcome.verdict is Verdict.BROKEN:
+                    return Outcome(Verdict.NOT_CHECKED, f"needs {need}, which is broken", need)
+                if outcome.verdict is Verdict.NOT_CHECKED:
+                    why = f"needs {need}, which was not checked: {outcome.why}"
+            if why:
+                return Outcome(Verdict.NOT_CHECKED, why)
+        return None
 
 
-def _said_of(outcome: Outcome) -> str:
-    return "is broken" if outcome.verdict is Verdict.BROKEN else f"was not checked: {outcome.why}"
+def _succeeded(exchange: Exchange) -> bool:
+    return exchange.answer is not None and exchange.answer.status == 200
+
+
+def _removes(request: Request) -> bool:
+    return request.path.rpartition("/")[2] in CHANGES
+
+
+def _names_rollout_of(batch: Request, reading: Request) -> bool:
+    """Tells whether a batch has the id whose manifest is read. A refused batch must have done nothing to it."""
+    rollout_id = reading.path.removesuffix("/manifest").rpartition("/")[2]
+    return rollout_id.encode() in (batch.body or b"")

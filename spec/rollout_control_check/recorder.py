@@ -14,15 +14,24 @@ import json
 import shlex
 import subprocess
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-__all__ = ["Recorder", "RecordingError", "Row", "command_recorder", "failure_row"]
+__all__ = ["Recorder", "Recording", "RecordingError", "Row", "command_recorder", "failure_row"]
 
 RECORD_TIME_LIMIT_S: Final = 30.0
 
 Row: TypeAlias = dict[str, Any]
 Recorder: TypeAlias = Callable[[str, list[Row]], None]
 """Records the rows of a rollout, and returns when they are in the ledger; raises RecordingError."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Rows that were recorded while a server was checked."""
+
+    rollout_id: str
+    rows: list[Row]
 
 
 class RecordingError(Exception):

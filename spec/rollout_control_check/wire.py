@@ -5,8 +5,8 @@ bytes in a header, a body that it announces and withholds; it reads an answer th
 and one time limit bounds the whole exchange, also when the answer comes one byte at a time.
 """
 
+import re
 import selectors
-import shlex
 import socket
 import ssl
 import time
@@ -27,24 +27,28 @@ __all__ = [
     "Request",
     "UnreachableError",
     "Wire",
+    "check_base_url",
 ]
 
-ANSWER_LIMIT: Final = 64 * 2**20
-"""Bytes of one answer; more is not read."""
-
-SHOWN_BYTES: Final = 600
-"""How much of a body evidence shows."""
+ANSWER_LIMIT: Final = 128 * 2**20
+"""Bytes of one answer; more is not read. The spec bounds a bulk answer by 64 MiB, or by its first manifest."""
 
 TOKEN_IN_SHELL: Final = f"${AUTH_TOKEN_VARIABLE}"
 
 OUT_OF_TIME: Final = "the time limit ran out"
 
+LONGEST_HOST: Final = 253
+"""Characters of the longest name in the DNS (RFC 1035, section 2.3.4)."""
+
+HOST_LABEL: Final = re.compile("[A-Za-z0-9_-]{1,63}")
+"""A part of a host's name. Underscores stand in the names of containers."""
+
 
 @dataclass(frozen=True)
 class Credentials:
-    """An Authorization header: what is sent, and how a shell command writes it without showing the token."""
+    """An Authorization header: what is sent, and the shell word for it, which reads the token from the environment."""
 
-    value: bytes
+    value: bytes = field(repr=False)
     in_shell: str
 
 
@@ -59,6 +63,7 @@ class Request:
         headers: Further headers.
         body: The body; None sends none.
         withheld: How many bytes of body are announced and never sent; instead of a body.
+        body_in_shell: Shell commands that print the body, where it is too long to be quoted.
     """
 
     method: str
@@ -67,6 +72,7 @@ class Request:
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes | None = None
     withheld: int = 0
+    body_in_shell: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,60 +107,50 @@ class Exchange:
     """A request and what became of it.
 
     Attributes:
-        url: The base URL.
         request: What was sent.
         answer: What came, if it was whole.
         failure: Why no whole answer came, in words.
     """
 
-    url: str
     request: Request
     answer: Answer | None = None
     failure: str = ""
 
-    def curl(self) -> str:
-        """Returns the request as a shell command that reads the token from the environment."""
-        request = self.request
-        words = ["curl -sS -i --path-as-is", f"-X {request.method}"]
-        if request.credentials is not None:
-            words.append(f"-H {request.credentials.in_shell}")
-        words += [f"-H {shlex.quote(f'{name}: {value}')}" for name, value in request.headers]
-        if request.withheld:
-            words.append(f"-H 'Content-Length: {request.withheld}'")
-        elif request.body is not None:
-            if not any(name.lower() == "content-type" for name, _ in request.headers):
-                words.append("-H 'Content-Type:'")
-            words.append(f"--data-binary {_in_shell(request.body)}")
-        words.append(shlex.quote(self.url + request.path))
-        if request.withheld:
-            words.append("  # and the announced body is not sent")
-        elif request.body is not None and len(request.body) > SHOWN_BYTES:
-            words.append(f"  # {len(request.body)} bytes: {request.body[:60].decode(errors='replace')} ...")
-        return " ".join(words)
 
-    def came(self) -> str:
-        """Returns what came back, shortened."""
-        if self.answer is None:
-            return self.failure
-        body = self.answer.body
-        shown = body[:SHOWN_BYTES].decode(errors="replace")
-        rest = f" ... ({len(body)} bytes)" if len(body) > SHOWN_BYTES else ""
-        headers = "".join(
-            f"\n{name}: {value}"
-            for name, value in self.answer.headers
-            if name in {"content-type", "www-authenticate", "allow", "retry-after", "location"}
-        )
-        return f"{self.answer.status}{headers}\n{shown}{rest}".strip()
+def check_base_url(base_url: str) -> str:
+    """Returns a base URL without the slashes at its end, if a server can be at such a URL.
+
+    Raises:
+        ValueError: It can be none. The message says what is wrong with it, and shows no password.
+    """
+    if "@" in base_url.partition("?")[0]:
+        raise ValueError("a base URL has no user and no password: reports would show them")
+    shown = f"a base URL looks like http://127.0.0.1:8080, not {ascii(base_url)[:100]}"
+    if not base_url.isascii() or not base_url.isprintable() or " " in base_url:
+        raise ValueError(f"{shown}: it has a character that a URL must percent-encode")
+    try:
+        parts = urlsplit(base_url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"{shown}: {error}") from error
+    if parts.scheme not in {"http", "https"}:
+        raise ValueError(f"{shown}: it must begin with http:// or https://")
+    if "?" in base_url or "#" in base_url:
+        raise ValueError(f"{shown}: it has no query and no fragment")
+    if port == 0 or not _is_host(parts.hostname or ""):
+        raise ValueError(f"{shown}: {'0 is no port' if port == 0 else 'it names no host'}")
+    before, prefix, _ = f"{base_url}/".partition(f"{CONTROL_ROUTE_PREFIX}/")
+    if prefix:
+        raise ValueError(f"a base URL ends before {CONTROL_ROUTE_PREFIX}, which is added to it: give {before}")
+    return base_url.rstrip("/")
 
 
-def _in_shell(body: bytes) -> str:
-    if len(body) > SHOWN_BYTES:
-        return "@BODY"
-    text = body.decode(errors="replace")
-    if "\ufffd" not in text and (text.isprintable() or text.isspace()):
-        return shlex.quote(text)
-    escaped = "".join(chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\x{byte:02x}" for byte in body)
-    return f"$'{escaped}'"
+def _is_host(name: str) -> bool:
+    """Tells whether a URL's host is an IPv6 address, or labels of 1 to 63 characters with dots between."""
+    if ":" in name:
+        # `urlsplit` has checked that an address in brackets is one.
+        return True
+    return len(name) <= LONGEST_HOST and all(map(HOST_LABEL.fullmatch, name.removesuffix(".").split(".")))
 
 
 @dataclass
@@ -174,17 +170,12 @@ class Wire:
     exchanges: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        self.base_url = check_base_url(self.base_url)
         parts = urlsplit(self.base_url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(f"a base URL looks like http://127.0.0.1:8080, not {self.base_url!r}")
-        before, prefix, _ = f"{self.base_url}/".partition(f"{CONTROL_ROUTE_PREFIX}/")
-        if prefix:
-            raise ValueError(f"a base URL ends before {CONTROL_ROUTE_PREFIX}, which is added to it: give {before}")
-        self.base_url = self.base_url.rstrip("/")
-        self._host = parts.hostname
+        self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._authority = parts.netloc.rpartition("@")[2]
-        self._base_path = parts.path.rstrip("/")
+        self._authority = parts.netloc
+        self._base_path = parts.path
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
 
     def exchange(self, request: Request) -> Exchange:
@@ -194,7 +185,7 @@ class Wire:
             UnreachableError: Nothing accepts a connection, or the other side speaks something else than HTTP.
         """
         self.exchanges += 1
-        exchange = Exchange(self.base_url, request)
+        exchange = Exchange(request)
         ends_at = min(time.monotonic() + self.timeout_s, self.deadline)
         try:
             with self._connect(ends_at) as connection:
@@ -208,7 +199,7 @@ class Wire:
         remaining = max(ends_at - time.monotonic(), 0.01)
         try:
             connection = socket.create_connection((self._host, self._port), timeout=remaining)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: the name breaks the rules for international names
             raise UnreachableError(f"nothing accepts a connection at {where}: {error}") from error
         if self._tls is None:
             return connection

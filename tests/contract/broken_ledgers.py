@@ -1,151 +1,231 @@
-"""Servers that are one line away from ours, and do the wrong thing to the ledgers."""
+"""Servers that do the wrong thing to the ledgers."""
 
 import unicodedata
+from collections.abc import Sequence
 from typing import Any, Final
 
-import rollout_control_spec
-from one_line_away import (
+from broken_requests import ROWS_READ_BACK
+from broken_server_layers import (
+    Call,
     Line,
-    Reply,
+    Server,
     broken,
     has_status,
-    ledger,
+    is_valid,
     manifest,
-    patched,
+    on_ledger,
     records,
     removal,
     replies,
     requests,
-    status_is,
+    success_of,
 )
-from rollout_control_server import MemoryLedger, operations
-from rollout_control_server.ledger import base as ledger_base
-from rollout_control_server.records import RolloutRemoval
+from rollout_control_server import CaptureCommit, MemoryLedger, RolloutRetiredError
+from rollout_control_server.records import IdleRemoval, RolloutRemoval
 
-ROWS_READ_BACK: Final = ("manifest.records", "manifest.text", "manifest.integers")
-
-RECORD: Final = MemoryLedger._record
-RETIRE: Final = MemoryLedger._retire
-DELETE: Final = MemoryLedger._delete
-MANIFEST: Final = MemoryLedger._manifest
-MANIFESTS: Final = MemoryLedger._manifests
-REMOVE_ROWS: Final = MemoryLedger._remove_rows
-UNIQUE_IDS: Final = rollout_control_spec.unique_rollout_ids
+NOT_LISTED: Final = ("rollouts.retired", "rollouts.pages")
+FOREVER_S: Final = 1e9
 
 
-async def read_once(self: MemoryLedger, rollout_id: str) -> bytes:
-    answer = await MANIFEST(self, rollout_id)
-    self._rollouts.pop(rollout_id, None)
-    return answer
+async def is_retired(ledger: MemoryLedger, rollout_id: str) -> bool:
+    try:
+        await ledger.has_rows(rollout_id)
+    except RolloutRetiredError:
+        return True
+    return False
 
 
-async def read_many_once(self: MemoryLedger, rollout_ids: list[str], limit: int) -> Any:
-    answer = await MANIFESTS(self, rollout_ids, limit)
-    for rollout_id in rollout_ids:
-        self._rollouts.pop(rollout_id, None)
-    return answer
+async def retired_among(ledger: MemoryLedger, rollout_ids: Sequence[str]) -> list[str]:
+    return [rollout_id for rollout_id in rollout_ids if await is_retired(ledger, rollout_id)]
+
+
+def told_otherwise(found: RolloutRemoval, *, removed: Sequence[str] = (), absent: Sequence[str] = ()) -> RolloutRemoval:
+    """Returns what a removal found, with some ids moved to the other list."""
+    return RolloutRemoval(
+        [*removed, *(name for name in found.removed if name not in absent)],
+        [*(name for name in found.absent if name not in removed), *absent],
+    )
+
+
+class ReadOnce(MemoryLedger):
+    async def manifest(self, rollout_id: str) -> bytes:
+        answer = await super().manifest(rollout_id)
+        await super().delete([rollout_id])
+        return answer
+
+
+class ReadManyOnce(MemoryLedger):
+    async def manifests(self, rollout_ids: Sequence[str], max_bytes: int) -> Any:
+        answer = await super().manifests(rollout_ids, max_bytes)
+        retired = await retired_among(self, rollout_ids)
+        await super().delete([rollout_id for rollout_id in rollout_ids if rollout_id not in retired])
+        return answer
+
+
+class RecordsNothing(MemoryLedger):
+    async def record(self, commit: CaptureCommit) -> bool:
+        return True
+
+
+class RecordsAfterAll(MemoryLedger):
+    async def record(self, commit: CaptureCommit) -> bool:
+        if await is_retired(self, commit.rollout_id):
+            await super().delete([commit.rollout_id])
+        return await super().record(commit)
+
+
+class RetiresThoseWithRows(MemoryLedger):
+    async def retire(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
+        retired = await retired_among(self, rollout_ids)
+        with_rows = [name for name in rollout_ids if name not in retired and await self.has_rows(name)]
+        found = await super().retire(with_rows)
+        return RolloutRemoval(found.removed, [name for name in rollout_ids if name not in with_rows])
+
+
+class RetiresThree(MemoryLedger):
+    async def retire(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
+        found = await super().retire(rollout_ids[:3])
+        return RolloutRemoval(found.removed, [*found.absent, *rollout_ids[3:]])
+
+
+class RetiresAgain(MemoryLedger):
+    async def retire(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
+        retired = await retired_among(self, rollout_ids)
+        return told_otherwise(await super().retire(rollout_ids), removed=retired)
+
+
+class RetiresAllThatBeginSo(MemoryLedger):
+    async def retire(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
+        found = await super().retire(rollout_ids)
+        await super().retire([f"{rollout_id}0" for rollout_id in rollout_ids if len(rollout_id) < 250])
+        return found
+
+
+class CountsRecordsOnly(MemoryLedger):
+    async def retire(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
+        retired = await retired_among(self, rollout_ids)
+        without = [name for name in rollout_ids if name not in retired and await self._has_no_record(name)]
+        found = await super().retire(rollout_ids)
+        return told_otherwise(found, absent=[name for name in without if name in found.removed])
+
+    async def _has_no_record(self, rollout_id: str) -> bool:
+        return b'"records":[]' in await self.manifest(rollout_id)
+
+
+class DeletesFencesOnly(MemoryLedger):
+    async def delete(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
+        retired = await retired_among(self, rollout_ids)
+        with_rows = [name for name in rollout_ids if name not in retired and await self.has_rows(name)]
+        await super().delete(retired)
+        return RolloutRemoval(with_rows, [name for name in rollout_ids if name not in with_rows])
+
+
+class DeletesRowsOnly(MemoryLedger):
+    async def delete(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
+        retired = await retired_among(self, rollout_ids)
+        found = await super().delete([name for name in rollout_ids if name not in retired])
+        return told_otherwise(found, absent=retired)
+
+
+class CountsFences(MemoryLedger):
+    async def delete(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
+        retired = await retired_among(self, rollout_ids)
+        return told_otherwise(await super().delete(rollout_ids), removed=retired)
+
+
+class RevivesTheDeleted(MemoryLedger):
+    """A ledger in which the rows of a deleted rollout come back with the next record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._recorded: dict[str, list[CaptureCommit]] = {}
+        self._deleted: dict[str, list[CaptureCommit]] = {}
+
+    async def delete(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
+        retired = await retired_among(self, rollout_ids)
+        for rollout_id in rollout_ids:
+            commits = self._recorded.pop(rollout_id, [])
+            if rollout_id not in retired:
+                self._deleted[rollout_id] = commits
+        return await super().delete(rollout_ids)
+
+    async def record(self, commit: CaptureCommit) -> bool:
+        for earlier in self._deleted.pop(commit.rollout_id, []):
+            await super().record(earlier)
+        self._recorded.setdefault(commit.rollout_id, []).append(commit)
+        return await super().record(commit)
+
+
+class FailsToDelete(MemoryLedger):
+    async def delete(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
+        raise RuntimeError("delete is broken")
+
+
+class RetiresIdleAndAbsent(MemoryLedger):
+    async def retire_idle(self, rollout_ids: Sequence[str], idle_for_s: float) -> IdleRemoval:
+        found = await super().retire_idle(rollout_ids, idle_for_s)
+        await self.retire(found.absent)
+        return found
+
+
+class RetiresTheActive(MemoryLedger):
+    async def retire_idle(self, rollout_ids: Sequence[str], idle_for_s: float) -> IdleRemoval:
+        return await super().retire_idle(rollout_ids, 0)
+
+
+class RetiresNoneOfTheIdle(MemoryLedger):
+    async def retire_idle(self, rollout_ids: Sequence[str], idle_for_s: float) -> IdleRemoval:
+        return await super().retire_idle(rollout_ids, FOREVER_S)
+
+
+def does_what_it_can(operation: str) -> Line:
+    """A server that does what it can of a batch before it finds the invalid id."""
+
+    def line(server: Server) -> None:
+        async def act(call: Call) -> None:
+            if call.path.endswith(f"/{operation}") and not all(map(is_valid, call.rollout_ids)):
+                await getattr(server.ledger, operation)([name for name in call.rollout_ids if is_valid(name)])
+
+        server.request_edits.append(act)
+
+    return line
 
 
 def empty_manifest(rollout_id: str) -> dict[str, Any]:
     return {"schema_version": 2, "rollout_id": rollout_id, "records": [], "failures": []}
 
 
-async def record_nothing(self: MemoryLedger, _: object) -> bool:
-    return True
+def empty_instead_of_gone(server: Server) -> None:
+    def change(call: Call) -> None:
+        if call.reply.status == 410:
+            call.reply.become_json(empty_manifest(call.path.split("/")[-2]))
+
+    server.reply_edits.append(change)
 
 
-async def record_after_all(self: MemoryLedger, commit: Any) -> bool:
-    self._fences.pop(commit.rollout_id, None)
-    return await RECORD(self, commit)
+def in_the_order_of_last_places(server: Server) -> None:
+    """A repeated id counts at its last place."""
+
+    def change(call: Call) -> None:
+        if call.is_removal:
+            places = {name: place for place, name in enumerate(call.rollout_ids)}
+            call.reply.edit(lambda document: [named.sort(key=places.get) for named in document.values()])
+
+    server.reply_edits.append(change)
 
 
-async def retire_those_with_rows(self: MemoryLedger, rollout_ids: list[str]) -> RolloutRemoval:
-    with_rows = [rollout_id for rollout_id in rollout_ids if rollout_id in self._rollouts]
-    removal_of_rows = await RETIRE(self, with_rows)
-    return RolloutRemoval(removal_of_rows.removed, [name for name in rollout_ids if name not in with_rows])
+def as_often_as_named(server: Server) -> None:
+    """A repeated id counts as often as it is named."""
 
+    def change(call: Call) -> None:
+        if call.is_removal:
+            call.reply.edit(
+                lambda document: document.update(
+                    {kind: [name for name in call.rollout_ids if name in named] for kind, named in document.items()}
+                )
+            )
 
-async def retire_the_first(self: MemoryLedger, rollout_ids: list[str]) -> RolloutRemoval:
-    found = await RETIRE(self, rollout_ids)
-    for rollout_id in rollout_ids[3:]:
-        del self._fences[rollout_id]
-    return found
-
-
-async def retire_once(self: MemoryLedger, rollout_ids: list[str]) -> RolloutRemoval:
-    fenced = [rollout_id for rollout_id in rollout_ids if rollout_id in self._fences]
-    found = await RETIRE(self, rollout_ids)
-    return RolloutRemoval([*fenced, *found.removed], [name for name in found.absent if name not in fenced])
-
-
-async def retire_all_that_begin_so(self: MemoryLedger, rollout_ids: list[str]) -> RolloutRemoval:
-    found = await RETIRE(self, rollout_ids)
-    await RETIRE(self, [f"{rollout_id}0" for rollout_id in rollout_ids if len(rollout_id) < 250])
-    return found
-
-
-async def delete_fences_only(self: MemoryLedger, rollout_ids: list[str]) -> RolloutRemoval:
-    return RolloutRemoval(
-        [name for name in rollout_ids if name in self._rollouts and not self._fences.pop(name, None)],
-        [name for name in rollout_ids if name not in self._rollouts and self._fences.pop(name, True)],
-    )
-
-
-async def delete_counting_fences(self: MemoryLedger, rollout_ids: list[str]) -> RolloutRemoval:
-    fenced = [name for name in rollout_ids if name in self._fences]
-    found = await DELETE(self, rollout_ids)
-    return RolloutRemoval([*fenced, *found.removed], [name for name in found.absent if name not in fenced])
-
-
-async def delete_rows_only(self: MemoryLedger, rollout_ids: list[str]) -> RolloutRemoval:
-    return REMOVE_ROWS(self, rollout_ids)
-
-
-async def delete_failures_later(self: MemoryLedger, rollout_ids: list[str]) -> RolloutRemoval:
-    kept = {name: self._rollouts[name] for name in rollout_ids if name in self._rollouts}
-    found = await DELETE(self, rollout_ids)
-    GRAVES.update(kept)
-    return found
-
-
-async def record_over_graves(self: MemoryLedger, commit: Any) -> bool:
-    if commit.rollout_id in GRAVES:
-        self._rollouts[commit.rollout_id] = GRAVES.pop(commit.rollout_id)
-    return await RECORD(self, commit)
-
-
-GRAVES: Final[dict[str, Any]] = {}
-
-
-def remove_but_count_records_only(self: MemoryLedger, rollout_ids: list[str]) -> RolloutRemoval:
-    without = [name for name in rollout_ids if name in self._rollouts and not self._rollouts[name].commits]
-    found = REMOVE_ROWS(self, rollout_ids)
-    return RolloutRemoval(
-        [name for name in found.removed if name not in without],
-        [name for name in rollout_ids if name in without or name in found.absent],
-    )
-
-
-def valid_rollout_ids(rollout_ids: list[str]) -> list[str]:
-    return [rollout_control_spec.validate_rollout_id(rollout_id) for rollout_id in rollout_ids]
-
-
-def act_on_the_valid_ones(fence: bool) -> Line:
-    """A server that does what it can of a batch before it finds the invalid id."""
-
-    def line(server: Any) -> None:
-        def unique(rollout_ids: list[str]) -> list[str]:
-            try:
-                return UNIQUE_IDS(rollout_ids)
-            except ValueError:
-                act = server.ledger._fences.setdefault if fence else server.ledger._fences.pop
-                for rollout_id in rollout_ids:
-                    act(rollout_id, 0.0)
-                raise
-
-        server.monkeypatch.setattr(operations, "unique_rollout_ids", unique)
-
-    return line
+    server.reply_edits.append(change)
 
 
 # Reading
@@ -154,15 +234,15 @@ broken(
     "manifest.never-recorded",
     "a rollout without calls is not found",
     replies(
-        lambda reply: reply.is_manifest and b'"records":[],"failures":[]' in reply.body,
+        lambda call: call.is_manifest and b'"records":[],"failures":[]' in call.reply.body,
         lambda reply: reply.become_problem(404),
     ),
 )
-broken("manifest.changes-nothing", "a manifest can be read once", ledger("_manifest", read_once))
+broken("manifest.changes-nothing", "a manifest can be read once", on_ledger(ReadOnce))
 broken(
     "manifest.not-empty",
     "calls are recorded elsewhere",
-    ledger("_record", record_nothing),
+    on_ledger(RecordsNothing),
     *(
         *ROWS_READ_BACK,
         "manifest.failures",
@@ -170,6 +250,9 @@ broken(
         "retire.removed",
         "delete.removed",
         "delete.id-used-again",
+        "rollouts.live",
+        "retire-idle.active",
+        "retire-idle.idle",
     ),
     "delete.after-retire-starts-new",
 )
@@ -205,6 +288,11 @@ broken(
         )
     ),
 )
+broken(
+    "manifest.failures-order",
+    "failures are sorted by their reasons",
+    manifest(lambda document: document["failures"].sort(key=lambda failure: failure["reason"])),
+)
 broken("manifest.nulls", "null is 0", records(lambda record: record.update(admitted_at=record["admitted_at"] or 0)))
 broken(
     "manifest.text",
@@ -228,31 +316,38 @@ broken(
     "retire.offered",
     "there is no retire",
     requests(
-        lambda scope: scope["path"].endswith("/retire"),
-        lambda scope: scope.update(raw_path=scope["raw_path"].replace(b"/retire", b"/nothing")),
+        lambda call: call.path.endswith("/retire"),
+        lambda call: call.scope.update(raw_path=call.scope["raw_path"].replace(b"/retire", b"/nothing")),
     ),
 )
 broken(
     "retire.offered",
     "retire is done later",
     replies(
-        lambda reply: reply.is_removal and reply.path.endswith("/retire"), lambda reply: setattr(reply, "status", 202)
+        lambda call: call.is_removal and call.path.endswith("/retire"), lambda reply: setattr(reply, "status", 202)
     ),
     "errors.documented",
 )
 broken(
     "retire.gone",
     "a retired rollout is empty",
-    replies(status_is(410), Reply.become_manifest),
-    "retire.late-write",
+    empty_instead_of_gone,
+    *("retire.late-write", "retire-idle.idle"),
 )
 broken(
     "retire.gone",
     "a retired rollout is not found",
     has_status(410, 404),
-    *("retire.whole-batch", "retire.late-write", "delete.bad-batch"),
+    *("retire.whole-batch", "retire.late-write", "delete.bad-batch", "retire-idle.idle"),
 )
-broken("retire.gone", "only rollouts with rows are retired", ledger("_retire", retire_those_with_rows))
+broken(
+    "retire.gone",
+    "a retired rollout is a teapot",
+    has_status(410, 418),
+    *("errors.documented", "retire.whole-batch", "retire.late-write", "delete.bad-batch", "manifests.retired"),
+    "retire-idle.idle",
+)
+broken("retire.gone", "only rollouts with rows are retired", on_ledger(RetiresThoseWithRows), *NOT_LISTED)
 broken(
     "retire.absent",
     "what was never there was removed",
@@ -262,12 +357,12 @@ broken(
 broken(
     "retire.repeated",
     "retiring again removes again",
-    ledger("_retire", retire_once),
+    on_ledger(RetiresAgain),
     *("retire.removed-once", "retire.late-write"),
 )
-broken("retire.whole-batch", "three rollouts are retired at once", ledger("_retire", retire_the_first))
-broken("retire.nothing-else", "ids are prefixes of ids", ledger("_retire", retire_all_that_begin_so))
-broken("retire.bad-batch", "valid ids of a bad batch are retired", act_on_the_valid_ones(fence=True))
+broken("retire.whole-batch", "three rollouts are retired at once", on_ledger(RetiresThree), "rollouts.pages")
+broken("retire.nothing-else", "ids are prefixes of ids", on_ledger(RetiresAllThatBeginSo), *NOT_LISTED)
+broken("retire.bad-batch", "valid ids of a bad batch are retired", does_what_it_can("retire"))
 broken(
     "retire.removed",
     "nothing was ever removed",
@@ -276,20 +371,18 @@ broken(
     ),
     *("removal.failure-rows-count", "removal.order"),
 )
-broken("removal.failure-rows-count", "failure rows are no rows", ledger("_remove_rows", remove_but_count_records_only))
-broken("retire.late-write", "a late write starts anew", ledger("_record", record_after_all))
+broken("removal.failure-rows-count", "failure rows are no rows", on_ledger(CountsRecordsOnly))
+broken("retire.late-write", "a late write starts anew", on_ledger(RecordsAfterAll))
 broken(
     "removal.duplicates",
     "a repeated id counts twice",
-    lambda server: [
-        patched(module, "unique_rollout_ids", valid_rollout_ids)(server) for module in (operations, ledger_base)
-    ],
+    as_often_as_named,
     *("removal.partition", "removal.order"),
 )
 broken(
     "removal.duplicates",
     "a repeated id counts at its last place",
-    patched(operations, "unique_rollout_ids", lambda ids: UNIQUE_IDS(ids[::-1])[::-1]),
+    in_the_order_of_last_places,
     "removal.order",
 )
 
@@ -298,7 +391,7 @@ broken(
 broken(
     "delete.offered",
     "there is a delete, and it is broken",
-    ledger("_delete", lambda *_: None),
+    on_ledger(FailsToDelete),
     "errors.none-internal",
 )
 broken(
@@ -310,11 +403,11 @@ broken(
 broken(
     "delete.lifts-fence",
     "delete leaves the fence",
-    ledger("_delete", delete_rows_only),
+    on_ledger(DeletesRowsOnly),
     "delete.after-retire-starts-new",
 )
-broken("delete.fence-is-absent", "a fence counts as a row", ledger("_delete", delete_counting_fences))
-broken("delete.bad-batch", "fences of a bad batch are lifted", act_on_the_valid_ones(fence=False))
+broken("delete.fence-is-absent", "a fence counts as a row", on_ledger(CountsFences))
+broken("delete.bad-batch", "fences of a bad batch are lifted", does_what_it_can("delete"))
 broken(
     "delete.removed",
     "nothing was ever deleted",
@@ -325,70 +418,119 @@ broken(
 broken(
     "delete.rows-gone",
     "a deleted rollout still answers",
-    ledger("_delete", delete_fences_only),
+    on_ledger(DeletesFencesOnly),
     *("delete.id-used-again",),
 )
 broken(
     "delete.id-used-again",
     "the old rows come back with a new one",
-    lambda server: (ledger("_delete", delete_failures_later)(server), ledger("_record", record_over_graves)(server)),
+    on_ledger(RevivesTheDeleted),
 )
 
 # Reading many manifests
-
-
-def bulk(change: Any) -> Line:
-    return replies(
-        lambda reply: reply.status == 200 and reply.path.endswith("/manifests"), lambda reply: reply.edit(change)
-    )
 
 
 broken(
     "manifests.offered",
     "many manifests are refused for now",
     replies(
-        lambda reply: reply.path.endswith("/manifests") and reply.status == 200, lambda reply: reply.become_problem(409)
+        lambda call: call.path.endswith("/manifests") and call.reply.status == 200,
+        lambda reply: reply.become_problem(409),
     ),
 )
 broken(
     "manifests.schema",
     "retired ids are counted",
-    bulk(lambda document: document.update(retired=[3])),
+    success_of("/manifests", lambda document: document.update(retired=[3])),
     "manifests.partition",
     "manifests.retired",
 )
 broken(
-    "manifests.partition",
-    "retired ids are not named",
-    bulk(lambda document: document.update(retired=[])),
     "manifests.retired",
+    "retired ids are not named",
+    success_of("/manifests", lambda document: document.update(retired=[])),
+    "manifests.partition",
 )
 broken(
     "manifests.rows",
     "many manifests have no records",
-    bulk(lambda document: [manifest.update(records=[]) for manifest in document["manifests"]]),
+    success_of("/manifests", lambda document: [manifest.update(records=[]) for manifest in document["manifests"]]),
 )
 broken(
     "manifests.retired",
     "a retired rollout has a manifest among many",
-    bulk(
+    success_of(
+        "/manifests",
         lambda document: document.update(
             manifests=document["manifests"] + [empty_manifest(name) for name in document["retired"]], retired=[]
-        )
+        ),
     ),
     "manifests.partition",
 )
 broken(
     "manifests.progress",
     "there is never any room",
-    bulk(
+    success_of(
+        "/manifests",
         lambda document: document.update(
             manifests=[], remaining=[manifest["rollout_id"] for manifest in document["manifests"]]
-        )
+        ),
     ),
 )
 broken(
     "manifests.changes-nothing",
     "many manifests can be read once",
-    ledger("_manifests", read_many_once),
+    on_ledger(ReadManyOnce),
 )
+
+# Which rollouts there are
+
+
+def without_unknown_parameters(call: Call) -> None:
+    query = call.scope["query_string"].split(b"&")
+    call.scope["query_string"] = b"&".join(part for part in query if not part.startswith(b"older_than="))
+
+
+for operation in ("rollouts", "summary", "retire-idle"):
+    broken(
+        f"{operation}.offered",
+        f"{operation} does not answer as it should",
+        replies(
+            lambda call, operation=operation: call.path.endswith(f"/{operation}") and call.reply.status == 200,
+            lambda reply: reply.become_problem(400),
+        ),
+    )
+broken(
+    "rollouts.schema",
+    "rollouts are alive",
+    success_of("/rollouts", lambda page: [entry.update(state="alive") for entry in page["rollouts"] if entry["calls"]]),
+    "rollouts.live",
+)
+broken(
+    "rollouts.query",
+    "unknown parameters are ignored",
+    requests(lambda call: call.path.endswith("/rollouts"), without_unknown_parameters),
+)
+broken(
+    "rollouts.live",
+    "failures count as calls",
+    success_of(
+        "/rollouts",
+        lambda page: [
+            entry.update(calls=entry["calls"] + entry["failures"]) for entry in page["rollouts"] if entry["calls"]
+        ],
+    ),
+)
+broken(
+    "rollouts.retired",
+    "retired rollouts are not listed",
+    success_of(
+        "/rollouts",
+        lambda page: page.update(rollouts=[entry for entry in page["rollouts"] if entry["state"] == "live"]),
+    ),
+    "rollouts.pages",
+)
+broken("rollouts.pages", "there is one page", success_of("/rollouts", lambda page: page.update(next=None)))
+broken("retire-idle.fences-no-absent", "ids without rows are fenced", on_ledger(RetiresIdleAndAbsent))
+broken("retire-idle.active", "active rollouts are retired", on_ledger(RetiresTheActive))
+broken("retire-idle.idle", "idle rollouts are not retired", on_ledger(RetiresNoneOfTheIdle))

@@ -2,7 +2,7 @@
 
 import broken_ledgers
 import broken_requests
-from one_line_away import BROKEN_SERVERS, BrokenServer
+from broken_server_layers import BROKEN_SERVERS, BrokenServer
 
 __all__ = ["BROKEN_SERVERS", "LISTED_IN", "BrokenServer"]
 

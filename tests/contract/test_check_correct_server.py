@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 from rollout_control_check.checking import Report, check_server
-from rollout_control_check.examination import Verdict
 from rollout_control_check.fuzzing import Fuzzing
 from rollout_control_check.recorder import Recorder, Row, failure_row
-from rollout_control_check.requirements import RECORDED_ID, RECORDER, requirements
+from rollout_control_check.requirements import RECORDED_ID, RECORDER, Verdict, requirements
 from rollout_control_server import CaptureLedger, MemoryLedger, create_app
 from rollout_control_spec.samples import sample_calls
 from served import TOKEN, controlled, serving

@@ -10,9 +10,9 @@ from nemo_gym.token_id_capture.control_routes import install_rollout_control_rou
 from nemo_gym.token_id_capture.lineage import FileLineageStore
 from peer_vectors import rollout_of, write_into_gyms
 from rollout_control_check.checking import Report, check_server
-from rollout_control_check.examination import Verdict
 from rollout_control_check.fuzzing import Fuzzing
 from rollout_control_check.recorder import command_recorder
+from rollout_control_check.requirements import Verdict
 from served import TOKEN, serving
 
 CASE = "mixed"
@@ -83,4 +83,6 @@ def test_every_requirement_on_manifests_holds_where_rows_are_recorded(tmp_path: 
         for name, one in report.outcomes.items()
         if name.startswith(("manifest.", "records.", "failures.", "success."))
     }
+    # The record command of Gym 0.7.0 refuses a record with fields that its CallRecord does not have.
+    assert verdicts.pop("records.further-fields") is Verdict.NOT_CHECKED
     assert set(verdicts.values()) == {Verdict.HOLDS}

@@ -12,7 +12,7 @@ from rollout_control_check.examination import (
     check,
     document_of,
 )
-from rollout_control_check.recorder import Row, failure_row
+from rollout_control_check.recorder import RecordingError, Row, failure_row
 from rollout_control_check.wire import Exchange
 
 ODD_TEXT: Final = 'é\u0000\u0001 \u2028"\\</ \U0001f3b2 \u0430\u0301'
@@ -80,12 +80,12 @@ def _expect_record(server: Examination, rollout_id: str, rows: list[Row]) -> Non
 
 
 @check("manifest.never-recorded")
-def _(server: Examination) -> None:
+def manifest_never_recorded(server: Examination) -> None:
     _expect_empty(server, server.new_id(), "the rollout never recorded a call")
 
 
 @check("manifest.changes-nothing")
-def _(server: Examination) -> None:
+def manifest_changes_nothing(server: Examination) -> None:
     rollout_id = server.recorded_id or (_recorded(server, "read") if server.recorder else server.new_id())
     first = server.manifest(rollout_id)
     for _attempt in range(2):
@@ -94,14 +94,14 @@ def _(server: Examination) -> None:
 
 
 @check("manifest.not-empty")
-def _(server: Examination) -> None:
+def manifest_not_empty(server: Examination) -> None:
     rollout_id = server.recorded_id or _recorded(server, "rows")
     document, exchange = _manifest(server, rollout_id, "the rollout has rows")
     _expect(bool(document.get("records") or document.get("failures")), "rows: the rollout has some", exchange)
 
 
 @check("manifest.records")
-def _(server: Examination) -> None:
+def manifest_records(server: Examination) -> None:
     rollout_id = server.new_id("records")
     rows = sample_calls(rollout_id, CALLS, branch_at=5)
     _expect_record(server, rollout_id, rows)
@@ -110,7 +110,7 @@ def _(server: Examination) -> None:
 
 
 @check("manifest.commit-order")
-def _(server: Examination) -> None:
+def manifest_commit_order(server: Examination) -> None:
     rollout_id = server.new_id("order")
     # Their ids, lengths and times sort in another order than that of their commits.
     rows = [
@@ -125,7 +125,7 @@ def _(server: Examination) -> None:
 
 
 @check("manifest.failures")
-def _(server: Examination) -> None:
+def manifest_failures(server: Examination) -> None:
     rollout_id = server.new_id("failures")
     wanted = [("failed", "worker_capture_failed"), ("failed", "unresolved_parent"), ("whole", "worker_capture_failed")]
     rows = [sample_call(rollout_id, "whole"), *(failure_row(*failure) for failure in wanted)]
@@ -136,8 +136,39 @@ def _(server: Examination) -> None:
     _expect(len(_rows(document, "records")) == 1, "the record of call 'whole' beside its failure", exchange)
 
 
+@check("manifest.failures-order")
+def manifest_failures_order(server: Examination) -> None:
+    rollout_id = server.new_id("failures")
+    wanted = [("m", "z"), ("z", "a"), ("a", "m"), ("m", "b")]
+    server.record(rollout_id, [failure_row(*failure) for failure in wanted])
+    document, exchange = _manifest(server, rollout_id)
+    came = [(row.get("model_call_id"), row.get("reason")) for row in _rows(document, "failures")]
+    if sorted(map(str, came)) != sorted(map(str, wanted)):
+        raise NotCheckedError("the failures are not those that were recorded: see manifest.failures")
+    _expect(came == wanted, f"the failures in the order in which they were written: {wanted}", exchange)
+
+
+@check("records.further-fields")
+def records_further_fields(server: Examination) -> None:
+    rollout_id = server.new_id("further")
+    further: dict[str, Any] = {
+        "capture_key": f"{rollout_id}-a1",
+        "later_field": {"list": [1, None, "é"], "number": 0.5},
+    }
+    row = sample_call(rollout_id, "call", fields={**further, "later_null": None})
+    try:
+        server.record(rollout_id, [row])
+    except RecordingError as error:
+        raise NotCheckedError(f"records with further fields cannot be recorded here: {error}") from error
+    document, exchange = _manifest(server, rollout_id)
+    for record in _rows(document, "records"):
+        for name, value in further.items():
+            _expect(record.get(name) == value, f"{name} to be {value!r}, as it was recorded", exchange)
+        _expect("later_null" not in record, "no field later_null, which was recorded as null", exchange)
+
+
 @check("manifest.nulls")
-def _(server: Examination) -> None:
+def manifest_nulls(server: Examination) -> None:
     rollout_id = server.new_id("nulls")
     bare = {"admitted_at": None, "output_fingerprint": None, "continuation_fingerprint": None}
     server.record(rollout_id, [sample_call(rollout_id, "c", fields={**bare, "fingerprint_version": 0})])
@@ -148,7 +179,7 @@ def _(server: Examination) -> None:
 
 
 @check("manifest.text")
-def _(server: Examination) -> None:
+def manifest_text(server: Examination) -> None:
     rollout_id = server.new_id("text")
     staging_key = f"{ODD_TEXT}{'k' * 5000}"
     row = sample_call(rollout_id, f"call {ODD_TEXT}", fields={"response_id": ODD_TEXT, "staging_key": staging_key})
@@ -160,7 +191,7 @@ def _(server: Examination) -> None:
 
 
 @check("manifest.integers")
-def _(server: Examination) -> None:
+def manifest_integers(server: Examination) -> None:
     rollout_id = server.new_id("integers")
     rows = [
         sample_call(rollout_id, f"call-{number}", delta_len=number, weight_version=number)
@@ -173,7 +204,7 @@ def _(server: Examination) -> None:
 
 
 @check("retire.gone")
-def _(server: Examination) -> None:
+def retire_gone(server: Examination) -> None:
     kinds = {server.new_id("retired"): "though it never recorded a call"}
     if server.recorder is not None:
         kinds[_recorded(server, "retired")] = "and its rows are gone"
@@ -184,14 +215,14 @@ def _(server: Examination) -> None:
 
 
 @check("retire.absent")
-def _(server: Examination) -> None:
+def retire_absent(server: Examination) -> None:
     rollout_id = server.new_id("retired")
     exchange = server.send_batch("retire", [rollout_id])
     _expect_named(exchange, "absent", [rollout_id], "the rollout never recorded a call")
 
 
 @check("retire.repeated")
-def _(server: Examination) -> None:
+def retire_repeated(server: Examination) -> None:
     rollout_id = server.new_id("retired")
     server.send_batch("retire", [rollout_id])
     exchange = server.send_batch("retire", [rollout_id], because="repeating the request is safe")
@@ -199,7 +230,7 @@ def _(server: Examination) -> None:
 
 
 @check("retire.whole-batch")
-def _(server: Examination) -> None:
+def retire_whole_batch(server: Examination) -> None:
     batch = [server.new_id("batch") for _ in range(5)]
     server.send_batch("retire", batch)
     came = {}
@@ -212,9 +243,10 @@ def _(server: Examination) -> None:
 
 
 @check("retire.nothing-else")
-def _(server: Examination) -> None:
+def retire_nothing_else(server: Examination) -> None:
     rollout_id = server.new_id("retired")
-    others = [f"{rollout_id}0", rollout_id[:-1], rollout_id.upper(), f"{rollout_id}.", server.new_id()]
+    in_capitals = rollout_id.removesuffix("retired") + "RETIRED"
+    others = [f"{rollout_id}0", rollout_id[:-1], in_capitals, f"{rollout_id}.", server.new_id()]
     server.send_batch("retire", [rollout_id])
     for other in others:
         server.manifest(other, because=f"another rollout, {rollout_id}, was retired")
@@ -228,7 +260,7 @@ def _change_nothing(server: Examination, operation: str, batch: list[str]) -> No
 
 
 @check("retire.bad-batch")
-def _(server: Examination) -> None:
+def retire_bad_batch(server: Examination) -> None:
     before, after = server.new_id("batch"), server.new_id("batch")
     _change_nothing(server, "retire", [before, "a b", after])
     for rollout_id in (before, after):
@@ -236,7 +268,7 @@ def _(server: Examination) -> None:
 
 
 @check("delete.bad-batch")
-def _(server: Examination) -> None:
+def delete_bad_batch(server: Examination) -> None:
     before, after = server.new_id("batch"), server.new_id("batch")
     server.send_batch("retire", [before, after])
     fenced = [server.manifest(rollout_id, 200, 410) for rollout_id in (before, after)]
@@ -248,7 +280,7 @@ def _(server: Examination) -> None:
 
 
 @check("retire.removed")
-def _(server: Examination) -> None:
+def retire_removed(server: Examination) -> None:
     rollout_id = _recorded(server, "rows")
     never = server.new_id("never")
     exchange = server.send_batch("retire", [never, rollout_id])
@@ -256,7 +288,7 @@ def _(server: Examination) -> None:
 
 
 @check("retire.removed-once")
-def _(server: Examination) -> None:
+def retire_removed_once(server: Examination) -> None:
     rollout_id = _recorded(server, "rows")
     server.send_batch("retire", [rollout_id])
     exchange = server.send_batch("retire", [rollout_id])
@@ -264,7 +296,7 @@ def _(server: Examination) -> None:
 
 
 @check("retire.late-write")
-def _(server: Examination) -> None:
+def retire_late_write(server: Examination) -> None:
     rollout_id = server.new_id("late")
     rows = sample_calls(rollout_id, 3)
     server.record(rollout_id, rows[:2])
@@ -277,7 +309,7 @@ def _(server: Examination) -> None:
 
 
 @check("removal.failure-rows-count")
-def _(server: Examination) -> None:
+def removal_failure_rows_count(server: Examination) -> None:
     rollout_id = server.new_id("failed")
     server.record(rollout_id, [failure_row("failed", "worker_capture_failed")])
     exchange = server.send_batch("retire", [rollout_id])
@@ -285,7 +317,7 @@ def _(server: Examination) -> None:
 
 
 @check("removal.duplicates")
-def _(server: Examination) -> None:
+def removal_duplicates(server: Examination) -> None:
     one, two, three = (server.new_id("twice") for _ in range(3))
     exchange = server.send_batch("delete", [two, one, two, three, one, two])
     named = _names(exchange, "removed") + _names(exchange, "absent")
@@ -296,7 +328,7 @@ def _(server: Examination) -> None:
 
 
 @check("delete.absent")
-def _(server: Examination) -> None:
+def delete_absent(server: Examination) -> None:
     rollout_id = server.new_id("deleted")
     exchange = server.send_batch("delete", [rollout_id])
     _expect_named(exchange, "absent", [rollout_id], "the rollout never recorded a call")
@@ -304,7 +336,7 @@ def _(server: Examination) -> None:
 
 
 @check("delete.lifts-fence")
-def _(server: Examination) -> None:
+def delete_lifts_fence(server: Examination) -> None:
     rollout_id = server.new_id("lifted")
     server.send_batch("retire", [rollout_id])
     server.send_batch("delete", [rollout_id])
@@ -312,7 +344,7 @@ def _(server: Examination) -> None:
 
 
 @check("delete.fence-is-absent")
-def _(server: Examination) -> None:
+def delete_fence_is_absent(server: Examination) -> None:
     rollout_id = server.new_id("lifted")
     server.send_batch("retire", [rollout_id])
     exchange = server.send_batch("delete", [rollout_id])
@@ -320,14 +352,14 @@ def _(server: Examination) -> None:
 
 
 @check("delete.removed")
-def _(server: Examination) -> None:
+def delete_removed(server: Examination) -> None:
     rollout_id = _recorded(server, "rows")
     exchange = server.send_batch("delete", [rollout_id])
     _expect_named(exchange, "removed", [rollout_id], "the rollout had rows")
 
 
 @check("delete.rows-gone")
-def _(server: Examination) -> None:
+def delete_rows_gone(server: Examination) -> None:
     rollout_id = _recorded(server, "rows")
     server.send_batch("delete", [rollout_id])
     _expect_empty(server, rollout_id, "the rollout was deleted")
@@ -343,7 +375,7 @@ def _expect_only(server: Examination, rollout_id: str, call_id: str) -> None:
 
 
 @check("delete.id-used-again")
-def _(server: Examination) -> None:
+def delete_id_used_again(server: Examination) -> None:
     rollout_id = server.new_id("again")
     server.record(rollout_id, [sample_call(rollout_id, "old"), failure_row("old-failed", "x")])
     server.send_batch("delete", [rollout_id])
@@ -351,7 +383,7 @@ def _(server: Examination) -> None:
 
 
 @check("delete.after-retire-starts-new")
-def _(server: Examination) -> None:
+def delete_after_retire_starts_new(server: Examination) -> None:
     rollout_id = _recorded(server, "again")
     server.send_batch("retire", [rollout_id])
     server.send_batch("delete", [rollout_id])
@@ -370,7 +402,7 @@ def _bulk(server: Examination, rollout_ids: list[str]) -> tuple[dict[str, Any], 
 
 
 @check("manifests.rows")
-def _(server: Examination) -> None:
+def manifests_rows(server: Examination) -> None:
     never, recorded = server.new_id("bulk"), server.new_id("bulk")
     rows = sample_calls(recorded, 3)
     server.record(recorded, rows)
@@ -383,7 +415,7 @@ def _(server: Examination) -> None:
 
 
 @check("manifests.retired")
-def _(server: Examination) -> None:
+def manifests_retired(server: Examination) -> None:
     retired, other = server.new_id("bulk"), server.new_id("bulk")
     server.send_batch("retire", [retired])
     single = server.manifest(retired, 200, 404, 410).answer
@@ -394,7 +426,7 @@ def _(server: Examination) -> None:
 
 
 @check("manifests.progress")
-def _(server: Examination) -> None:
+def manifests_progress(server: Examination) -> None:
     remaining = [server.new_id("bulk") for _ in range(5)]
     while remaining:
         document, exchange = _bulk(server, remaining)
@@ -404,7 +436,7 @@ def _(server: Examination) -> None:
 
 
 @check("manifests.changes-nothing")
-def _(server: Examination) -> None:
+def manifests_changes_nothing(server: Examination) -> None:
     rollout_ids = [_recorded(server, "bulk") if server.recorder else server.new_id("bulk"), server.new_id("bulk")]
     first, _exchange = _bulk(server, rollout_ids)
     again, exchange = _bulk(server, rollout_ids)
