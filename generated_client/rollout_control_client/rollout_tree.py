@@ -114,7 +114,7 @@ class RolloutTree:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the rollout has, each counted once: the sum of `delta_len` of all calls."""
+        """How many tokens the rollout has, each counted once, which is the sum of `delta_len` of all calls."""
         return sum(call.delta_len for call in self.calls)
 
     @property
