@@ -1,7 +1,7 @@
 """What PostgresLedger's operations cost on an empty ledger and on one with two million rows in 100,000 rollouts.
 
-The large one is filled inside the database, with copies of a rollout that was recorded through the ledger. Each figure is
-the median of some rounds, in which the two take turns.
+The large one is filled inside the database, with copies of a rollout that was recorded through the ledger. Each figure
+is the median of some rounds, in which the two take turns.
 
     PYTHONPATH=tests python bench/postgres_large.py --rollouts 100000 [--output FILE]
 """
@@ -58,7 +58,7 @@ async def fill(server: PostgresServer, schema: str, rollouts: int) -> None:
         f"SELECT r.generation, {columns} FROM {schema}.rollout r, {schema}.call_record c "
         f"WHERE r.rollout_id LIKE 'stored-%' AND c.generation = {generation}"
     )
-    await connection.execute(f"VACUUM (ANALYZE) {schema}.rollout; ")
+    await connection.execute(f"VACUUM (ANALYZE) {schema}.rollout")
     await connection.execute(f"VACUUM (ANALYZE) {schema}.call_record")
     await connection.close()
 
