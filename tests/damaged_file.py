@@ -6,7 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import msgspec
-from rollout_control_server.errors import LedgerCorruptError
+from rollout_control_server.errors import LedgerConflictError, LedgerCorruptError, RolloutRetiredError
 from rollout_control_server.ledger import SqliteLedger
 from rollout_control_server.ledger.conformance.steps import record_all
 from rollout_control_server.records import ParentLookup
@@ -63,6 +63,8 @@ async def _ask_everything(path: Path, found: Answers) -> None:
             found[name] = await asyncio.wait_for(answer, 30)
         except LedgerCorruptError:
             found[name] = DAMAGED
+        except (LedgerConflictError, RolloutRetiredError) as error:
+            found[name] = type(error)
 
     async with SqliteLedger(path) as ledger:
         found["open"] = "opened"
@@ -96,7 +98,7 @@ async def _ask_everything(path: Path, found: Answers) -> None:
             lambda rollout_id: ledger.retire([rollout_id]),
             lambda rollout_id: ledger.delete([rollout_id]),
             lambda rollout_id: ledger.retire_idle([rollout_id], 0),
-            lambda rollout_id: _conflicts(ledger, rollout_id),
+            lambda rollout_id: ledger.record(changed(CONVERSATIONS[rollout_id][1], weight_version=99)),
         ]
         for number, operation in enumerate(operations):
             for rollout_id in ROLLOUT_IDS[number :: len(operations)][:8]:
@@ -105,19 +107,4 @@ async def _ask_everything(path: Path, found: Answers) -> None:
         for rollout_id in ROLLOUT_IDS:
             name = f"manifest {rollout_id} in the end"
             if not any(answer == DAMAGED for write, answer in found.items() if write.endswith(rollout_id)):
-                await ask(name, _manifest_or_gone(ledger, rollout_id))
-
-
-async def _conflicts(ledger: SqliteLedger, rollout_id: str) -> str:
-    try:
-        await ledger.record(changed(CONVERSATIONS[rollout_id][1], weight_version=99))
-    except ValueError:
-        return "a conflict"
-    return "recorded"
-
-
-async def _manifest_or_gone(ledger: SqliteLedger, rollout_id: str) -> object:
-    try:
-        return await ledger.manifest(rollout_id)
-    except LookupError:
-        return "retired"
+                await ask(name, ledger.manifest(rollout_id))

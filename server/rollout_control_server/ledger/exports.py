@@ -16,7 +16,7 @@ from rollout_control_server.ledger.checked_rows import (
 from rollout_control_server.ledger.results import LedgerRow, RolloutEntry, RolloutExport
 from rollout_control_server.ledger.staging_chains import StagingChains
 
-__all__ = ["check_entry", "check_export"]
+__all__ = ["check_entry", "check_export", "check_stored"]
 
 
 def check_export(export: RolloutExport) -> RolloutExport:
@@ -65,16 +65,35 @@ def check_export(export: RolloutExport) -> RolloutExport:
     return RolloutExport(export.rollout_id, export.retired_at, rows)
 
 
+def check_stored(export: RolloutExport) -> None:
+    """Returns if a stored rollout can stand in a ledger, and the JSON of its rows agrees with what is stored beside it.
+
+    Raises:
+        LedgerCorruptError: It is not so.
+    """
+    try:
+        checked = check_export(export)
+    except ValueError as error:
+        raise LedgerCorruptError(f"rollout {export.rollout_id!r} of the ledger is damaged: {error}") from error
+    for (row, _), (again, _) in zip(export.rows, checked.rows, strict=True):
+        if isinstance(row, CheckedCommit) and isinstance(again, CheckedCommit):
+            agrees = row == again._replace(record_json=row.record_json, unserved_json=row.unserved_json)
+        else:
+            agrees = row[:3] == again[:3]
+        if not agrees:
+            raise LedgerCorruptError(
+                f"rollout {export.rollout_id!r} of the ledger has a row of call {again.model_call_id!r} that does not "
+                "agree with its own JSON"
+            )
+
+
 def check_entry(export: RolloutExport, entry: RolloutEntry) -> None:
     """Returns if a stored rollout can stand in a ledger, and its entry in the listing says of it what is true.
 
     Raises:
         LedgerCorruptError: One of the two is not so.
     """
-    try:
-        check_export(export)
-    except ValueError as error:
-        raise LedgerCorruptError(f"rollout {export.rollout_id!r} of the ledger is damaged: {error}") from error
+    check_stored(export)
     failures = sum(isinstance(row, CheckedFailure) for row, _ in export.rows)
     live = export.retired_at is None
     times = [recorded_at for _, recorded_at in export.rows]

@@ -20,6 +20,7 @@ _DAMAGE: Final = (
     apsw.MismatchError,
     apsw.ConstraintError,  # what a constraint forbids is checked before it is written
     UnicodeDecodeError,  # a stored text is no UTF-8
+    OverflowError,  # a stored generation is one that is never given
 )
 WRONG_CHECKSUM: Final = apsw.SQLITE_IOERR_DATA
 

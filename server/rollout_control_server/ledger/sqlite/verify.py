@@ -9,7 +9,7 @@ import apsw
 
 from rollout_control_server.errors import LedgerCorruptError
 from rollout_control_server.ledger.checked_rows import CheckedFailure
-from rollout_control_server.ledger.exports import check_export
+from rollout_control_server.ledger.exports import check_stored
 from rollout_control_server.ledger.results import Damage, RolloutExport, Verification, VerifyProgress
 from rollout_control_server.ledger.sqlite.connections import CHECKSUM_VFS
 from rollout_control_server.ledger.sqlite.faults import WRONG_CHECKSUM, storage_faults
@@ -29,6 +29,8 @@ _PAGE_RETRY_S: Final = 0.02
 _SHOWN_PAGES: Final = 20
 _STRUCTURE_ERRORS: Final = 100
 """SQLite's own check ends after this many faults, because each can bring many others along."""
+
+_MAX_GENERATION: Final = 2 ** (63 - SEQ_BITS)
 
 # These read the indexes alone, not the rows that the indexes lead to.
 _RECORDED: Final = """
@@ -96,6 +98,8 @@ class _Verifying:
             if len(found) != 1:
                 raise LedgerCorruptError(f"the ledger has {len(found)} newest generations, and not one")
             newest: Any = found[0][0]
+            if not 0 <= newest < _MAX_GENERATION:
+                raise LedgerCorruptError(f"the ledger's newest generation cannot be {newest}")
             return int(newest)
         return -1
 
@@ -205,17 +209,17 @@ class _Verifying:
         found: Any = connection.execute(
             "SELECT generation, failures, imported_rows FROM rollout WHERE rollout_id = ?", (rollout_id,)
         ).fetchone()
-        if found is None or found[0] is None:
+        if found is None:
             return
         generation, failures, imported_rows = found
+        if generation is None:
+            check_stored(read_export(connection, rollout_id))
+            return
         if generation in self._generations:
             raise LedgerCorruptError(f"rollout {rollout_id!r} of the ledger has the rows of another")
         self._generations.add(generation)
         export = read_export(connection, rollout_id)
-        try:
-            check_export(export)
-        except ValueError as error:
-            raise LedgerCorruptError(f"rollout {rollout_id!r} of the ledger is damaged: {error}") from error
+        check_stored(export)
         self._rows += len(export.rows)
         if connection.execute("SELECT 1 FROM newest_generation WHERE generation < ?", (generation,)).fetchall():
             raise LedgerCorruptError(f"the generation of rollout {rollout_id!r} of the ledger will be given again")
@@ -252,6 +256,13 @@ class _Verifying:
     def _verify_generations(self, newest: int) -> None:
         """Looks for rows that belong to no rollout and do not wait for the purge either."""
         lost = 0
+        with self._noting():
+            strange: Any = self._connection.execute(
+                "SELECT count(*) FROM purge_queue, newest_generation WHERE purge_queue.generation NOT BETWEEN 1 "
+                "AND newest_generation.generation"
+            ).get
+            if strange:
+                raise LedgerCorruptError(f"the purge has {strange} generations in its queue that were never given")
         with self._noting():
             generation = self._next_generation(-1)
             while generation is not None and generation <= newest:
