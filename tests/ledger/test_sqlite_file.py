@@ -109,6 +109,17 @@ async def test_each_handle_finds_what_the_other_has_recorded_at_every_length(pat
         assert await call_ids(one, "r") == [commit.record.model_call_id for commit in commits]
 
 
+async def test_a_parent_deeper_than_a_short_reading_is_found_by_a_handle_that_did_not_record_it(path: Path) -> None:
+    """Its chain is read in the thread."""
+    commits = sample_conversation("r", 1500)
+    async with SqliteLedger(path) as ledger:
+        await asyncio.gather(*(ledger.record(commit) for commit in commits))
+    async with SqliteLedger(path) as ledger:
+        for commit in (commits[-1], commits[1100], commits[10]):
+            assert commit.lookup is not None
+            assert await ledger.find_parent("r", commit.lookup.fingerprint, 2) == commit
+
+
 def open_and_record(path: Path, name: str) -> None:
     async def record() -> None:
         async with SqliteLedger(path) as ledger:

@@ -174,7 +174,7 @@ def read_chain(
         remembered = chains.find(key, call.chain_digest)
         if remembered is not None:
             return remembered
-    ancestors: list[Any] = connection.execute(_ANCESTORS, (call.call_rowid, at_most + 1)).fetchall()
+    ancestors: list[Any] = connection.execute(_ANCESTORS, (call.call_rowid, min(at_most, MAX_ROWS) + 1)).fetchall()
     if len(ancestors) > at_most:
         return None
     return _chain_of(ancestors, call.call_rowid)
