@@ -30,8 +30,9 @@ DEPARTURES = {
     "ids.too-long": "500",
     "ids.invalid-in-path": "500",
     "ids.dot-segments": "200",
-    "errors.media-type": "401",
-    "errors.members": "401",
+    # Seen first where it lacks the optional listing.
+    "errors.media-type": "404",
+    "errors.members": "404",
     "errors.none-internal": "500",
 }
 
