@@ -1,7 +1,8 @@
 """Servers that do the wrong thing to the ledgers."""
 
+import json
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from broken_requests import ROWS_READ_BACK
@@ -14,6 +15,7 @@ from broken_server_layers import (
     is_valid,
     manifest,
     on_ledger,
+    reading_first,
     records,
     removal,
     replies,
@@ -21,9 +23,10 @@ from broken_server_layers import (
     success_of,
 )
 from rollout_control_server import CaptureCommit, MemoryLedger, RolloutRetiredError
-from rollout_control_server.records import IdleRemoval, RolloutRemoval
+from rollout_control_server.ledger.results import IdleRemoval, RolloutPage
+from rollout_control_server.records import RolloutRemoval
 
-NOT_LISTED: Final = ("rollouts.retired", "rollouts.pages")
+NOT_LISTED: Final = ("rollouts.retired", "rollouts.pages", "rollouts.state")
 FOREVER_S: Final = 1e9
 
 
@@ -178,6 +181,46 @@ class RetiresNoneOfTheIdle(MemoryLedger):
         return await super().retire_idle(rollout_ids, FOREVER_S)
 
 
+class RetiresTheFenced(MemoryLedger):
+    async def retire_idle(self, rollout_ids: Sequence[str], idle_for_s: float) -> IdleRemoval:
+        retired = await retired_among(self, rollout_ids)
+        found = await super().retire_idle(rollout_ids, idle_for_s)
+        return IdleRemoval(
+            [*found.removed, *retired], [one for one in found.absent if one not in retired], found.active
+        )
+
+
+def without_filter(name: str) -> type[MemoryLedger]:
+    """Returns a ledger whose listing ignores an argument."""
+
+    class WithoutFilter(MemoryLedger):
+        async def rollouts(self, **arguments: Any) -> RolloutPage:
+            return await super().rollouts(**{key: value for key, value in arguments.items() if key != name})
+
+    return WithoutFilter
+
+
+class SkipsTheFirstOfAPage(MemoryLedger):
+    async def rollouts(self, *, after: str | None = None, **arguments: Any) -> RolloutPage:
+        page = await super().rollouts(after=after, **arguments)
+        return page if after is None else RolloutPage(page.rollouts[1:], page.next)
+
+
+class RepeatsTheLastOfAPage(MemoryLedger):
+    async def rollouts(self, *, after: str | None = None, **arguments: Any) -> RolloutPage:
+        page = await super().rollouts(after=after, **arguments)
+        if after is None:
+            return page
+        before = await super().rollouts(prefix=after, limit=1)
+        return RolloutPage([*before.rollouts, *page.rollouts], page.next)
+
+
+class ListsWithoutRegardToCase(MemoryLedger):
+    async def rollouts(self, **arguments: Any) -> RolloutPage:
+        page = await super().rollouts(**arguments)
+        return RolloutPage(sorted(page.rollouts, key=lambda entry: entry.rollout_id.lower()), page.next)
+
+
 def does_what_it_can(operation: str) -> Line:
     """A server that does what it can of a batch before it finds the invalid id."""
 
@@ -251,6 +294,10 @@ broken(
         "delete.removed",
         "delete.id-used-again",
         "rollouts.live",
+        "rollouts.state",
+        "rollouts.has-failures",
+        "rollouts.idle-for",
+        "rollouts.changed-since",
         "retire-idle.active",
         "retire-idle.idle",
     ),
@@ -486,6 +533,19 @@ broken(
 # Which rollouts there are
 
 
+def reading_idle_batches(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Line:
+    """A server that takes another batch of idle rollouts than the one that was sent."""
+
+    def line(server: Server) -> None:
+        reading_first(lambda call: call.path.endswith("/retire-idle"))(server)
+        requests(
+            lambda call: isinstance(call.document, dict) and call.path.endswith("/retire-idle"),
+            lambda call: call.set_body(json.dumps(change(call.document)).encode()),
+        )(server)
+
+    return line
+
+
 def without_unknown_parameters(call: Call) -> None:
     query = call.scope["query_string"].split(b"&")
     call.scope["query_string"] = b"&".join(part for part in query if not part.startswith(b"older_than="))
@@ -528,9 +588,45 @@ broken(
         "/rollouts",
         lambda page: page.update(rollouts=[entry for entry in page["rollouts"] if entry["state"] == "live"]),
     ),
-    "rollouts.pages",
+    *("rollouts.pages", "rollouts.state"),
 )
 broken("rollouts.pages", "there is one page", success_of("/rollouts", lambda page: page.update(next=None)))
+broken("rollouts.pages", "the first rollout of a page is skipped", on_ledger(SkipsTheFirstOfAPage))
+broken("rollouts.pages", "the last rollout of a page comes again", on_ledger(RepeatsTheLastOfAPage))
+broken("rollouts.pages", "capitals are small letters in the order", on_ledger(ListsWithoutRegardToCase))
+broken(
+    "rollouts.live",
+    "the prefix is ignored",
+    on_ledger(without_filter("prefix")),
+    *("rollouts.retired", "rollouts.pages", "rollouts.state"),
+    *("rollouts.has-failures", "rollouts.idle-for", "rollouts.changed-since"),
+)
+broken("rollouts.limit", "the limit is ignored", on_ledger(without_filter("limit")))
+broken("rollouts.state", "the state is ignored", on_ledger(without_filter("state")))
+broken("rollouts.has-failures", "failures are not looked at", on_ledger(without_filter("has_failures")))
+broken("rollouts.idle-for", "the idle time is ignored", on_ledger(without_filter("idle_for_s")))
+broken("rollouts.changed-since", "changes are not looked at", on_ledger(without_filter("changed_since")))
+broken(
+    "summary.counts",
+    "nothing is counted",
+    success_of("/summary", lambda summary: summary.update(live=0, retired=0, with_failures=0, rows=0)),
+)
+broken("retire-idle.fenced", "fenced rollouts are retired again", on_ledger(RetiresTheFenced))
+broken(
+    "retire-idle.partition",
+    "ids are sorted",
+    success_of("/retire-idle", lambda removal: removal.update(absent=sorted(removal["absent"]))),
+)
+broken(
+    "retire-idle.schema",
+    "the idle time is 0 where it is not given",
+    reading_idle_batches(lambda batch: {"idle_for_s": 0, **batch}),
+)
+broken(
+    "retire-idle.bad-batch",
+    "invalid ids of a batch are left out",
+    reading_idle_batches(lambda batch: {**batch, "rollout_ids": list(filter(is_valid, batch["rollout_ids"]))}),
+)
 broken("retire-idle.fences-no-absent", "ids without rows are fenced", on_ledger(RetiresIdleAndAbsent))
 broken("retire-idle.active", "active rollouts are retired", on_ledger(RetiresTheActive))
 broken("retire-idle.idle", "idle rollouts are not retired", on_ledger(RetiresNoneOfTheIdle))

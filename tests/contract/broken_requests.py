@@ -230,7 +230,7 @@ broken(
         lambda call: call.method == "POST" and b"invalid-rollout-id" in call.reply.body,
         lambda reply: reply.become(422),
     ),
-    *("ids.dot-segments", "ids.trailing-newline", "ids.too-long", "ids.anywhere-in-batch"),
+    *("ids.dot-segments", "ids.trailing-newline", "ids.too-long", "ids.anywhere-in-batch", "retire-idle.bad-batch"),
 )
 broken(
     "ids.invalid-in-path",
@@ -299,7 +299,7 @@ broken(
     "bodies.schema",
     "400 where 422 belongs",
     replies(lambda call: call.reply.status == 422 and call.method == "POST", lambda reply: reply.become(400)),
-    *("bodies.unknown-field", "bodies.too-many-ids", "order.schema-before-ids"),
+    *("bodies.unknown-field", "bodies.too-many-ids", "order.schema-before-ids", "retire-idle.schema"),
 )
 broken(
     "bodies.schema",
