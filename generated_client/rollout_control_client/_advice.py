@@ -27,9 +27,9 @@ def advice_for(failure: RequestFailedError, before: RequestFailedError | None) -
                     "The server's certificate cannot be verified. If a private authority has signed it, name that "
                     "authority's certificate in the environment variable SSL_CERT_FILE"
                 )
-            case ssl.SSLError() if error.reason in {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}:
+            case ssl.SSLError(reason="WRONG_VERSION_NUMBER" | "RECORD_LAYER_FAILURE"):
                 return "The port answers without TLS: base_url begins with http:// there"
-            case ssl.SSLError() if error.reason is not None and "ALERT" in error.reason:
+            case ssl.SSLError(reason=str(reason)) if "ALERT" in reason:
                 return "The server refuses the TLS connection; it may want a client certificate"
             case socket.gaierror() if before is not None and _is_unresolved(before):
                 return "The host name cannot be resolved: check it in base_url"

@@ -17,6 +17,7 @@ import httpx
 import msgspec
 
 from rollout_control_client._advice import advice_for
+from rollout_control_client._generated import AuthenticatedClient
 from rollout_control_client._generated.errors import UnexpectedStatus
 from rollout_control_client.errors import (
     ContractBrokenError,
@@ -60,7 +61,7 @@ def backoff() -> Iterator[float]:
 
 
 async def exchange(
-    http: httpx.AsyncClient,
+    http: AuthenticatedClient,
     request: httpx.Request,
     read: Callable[[httpx.Response], T],
     timeout_s: float,
@@ -136,7 +137,7 @@ async def when_not_refused(remove: Callable[[], Awaitable[T]], waiting_ends: flo
     raise AssertionError("backoff has no end")
 
 
-async def _attempt(http: httpx.AsyncClient, request: httpx.Request, read: Callable[[httpx.Response], T]) -> T:
+async def _attempt(http: AuthenticatedClient, request: httpx.Request, read: Callable[[httpx.Response], T]) -> T:
     """Sends the request once, and translates whatever comes of it."""
     try:
         response = await http.send(request)
@@ -146,6 +147,7 @@ async def _attempt(http: httpx.AsyncClient, request: httpx.Request, read: Callab
         if http.is_closed:
             raise RolloutControlError("this RolloutControlClient was closed while a request was under way") from error
         raise
+    logger.debug("%s %s was answered with status %d", request.method, request.url.path, response.status_code)
     try:
         return read(response)
     except UnexpectedStatus:

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import os
-import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
@@ -32,6 +31,7 @@ from rollout_control_client._generated.models import (
     RolloutRemoval,
     RolloutSummary,
 )
+from rollout_control_client._transports import direct_transport
 from rollout_control_client._version import __version__
 from rollout_control_client.errors import RequestFailedError, RolloutControlError
 from rollout_control_client.listing import ListingFilters, RolloutIterator, check_seconds, iterate
@@ -440,20 +440,8 @@ def _read_part(batch: list[str], response: httpx.Response) -> Part:
 
 
 def _connect(base_url: str, auth_token: str, transport: httpx.AsyncBaseTransport | None) -> AuthenticatedClient:
-    # `request_timeout_s` bounds the whole request; httpx's own timeouts are for each of its phases.
-    http = AuthenticatedClient(base_url, auth_token, timeout=None, transport=transport or _transport(base_url))
-    http.headers["User-Agent"] = f"rollout-control/{__version__} {http.headers['User-Agent']}"
-    return http
-
-
-def _transport(base_url: str) -> httpx.AsyncBaseTransport:
-    return httpx.AsyncHTTPTransport(
-        # To load the certificates that httpx trusts takes longer than everything else about a client. Where no TLS is
-        # spoken none are loaded.
-        verify=True if base_url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-        # The client itself decides how many requests run at a time; none of those waits for a connection, or loses it.
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-    )
+    user_agent = f"rollout-control/{__version__} python-httpx/{httpx.__version__}"
+    return AuthenticatedClient(base_url, auth_token, transport or direct_transport(base_url), user_agent)
 
 
 def environment() -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """A server of the test's own on a loopback socket, which can do what no framework would."""
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,8 +102,17 @@ async def serve() -> AsyncGenerator[Serve, None]:
         await asyncio.gather(*server.tasks)
 
 
+@pytest.fixture(params=["httpx", "aiohttp"])
+def connection(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What connects to servers: httpx alone, or aiohttp, as where the extra `fast` is installed."""
+    kind: str = request.param
+    if kind == "httpx":
+        monkeypatch.setitem(sys.modules, "rollout_control_client._aiohttp_transport", None)
+    return kind
+
+
 @pytest.fixture
-async def connect() -> AsyncGenerator[Connect, None]:
+async def connect(connection: str) -> AsyncGenerator[Connect, None]:
     """`connect(base_url, ...)` makes a client that is closed after the test."""
     clients: list[RolloutControlClient] = []
 

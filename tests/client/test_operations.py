@@ -275,7 +275,7 @@ async def test_no_timeout_of_httpx_is_in_the_way(connect: Connect) -> None:
 
     await connect(request_timeout_s=600.0, transport=transport).retire(["r1"])
 
-    assert set(transport.requests[0].extensions["timeout"].values()) == {None}
+    assert not any(transport.requests[0].extensions.get("timeout", {}).values())
 
 
 # The connections of a loop that was closed over them are left to the garbage collector, which says so.
