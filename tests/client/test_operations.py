@@ -221,7 +221,7 @@ async def test_a_transport_is_closed_with_a_client_that_was_never_used() -> None
 
 async def test_thousands_of_tasks_share_so_many_connections(serve: Any, connect: Connect, answer: Any) -> None:
     server = await serve(answer(410, b""))
-    client = connect(server.base_url)
+    client = connect(server.base_url, 600.0)
 
     outcomes = await asyncio.gather(*(client.manifest(f"r{n}") for n in range(1500)), return_exceptions=True)
 

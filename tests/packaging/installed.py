@@ -40,7 +40,7 @@ def lacks(*modules: str) -> None:
 
 
 def client() -> None:
-    lacks(*COMMAND, *SERVING, "asyncpg", *CHECKING)
+    lacks(*COMMAND, *SERVING, "aiohttp", "asyncpg", *CHECKING)
     ended = run(sys.executable, "-W", "error", "-c", "import rollout_control_client, rollout_control_spec")
     require(ended.returncode == 0, f"the client is imported: {ended.stderr}")
     for arguments in ([], ["--help"], ["serve"], ["check", "http://127.0.0.1:1"]):
@@ -51,6 +51,18 @@ def client() -> None:
         require("Traceback" not in ended.stderr, "without a traceback")
     ended = run(sys.executable, "-c", "from rollout_control_server import create_app")
     require("rollout-control[server]" in ended.stderr, "an import of the server names its extra")
+
+
+def fast() -> None:
+    lacks(*COMMAND, *SERVING, "asyncpg", *CHECKING)
+    program = (
+        "import asyncio, sys; from rollout_control_client import SyncRolloutControlClient, ServerUnreachableError\n"
+        "client = SyncRolloutControlClient('http://127.0.0.1:1', 'TOKEN', 0.5)\n"
+        "try: client.manifest('r')\n"
+        "except ServerUnreachableError: print('aiohttp' in sys.modules)\n"
+    )
+    ended = run(sys.executable, "-W", "error", "-c", program)
+    require(ended.stdout == "True\n", f"the client connects by aiohttp: {ended.stdout}{ended.stderr}")
 
 
 def cli() -> None:
@@ -157,6 +169,7 @@ def every_part() -> None:
 
 PARTS: dict[str, Callable[[], None]] = {
     "client": client,
+    "fast": fast,
     "cli": cli,
     "server": server,
     "postgres": postgres,
