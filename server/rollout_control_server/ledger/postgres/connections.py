@@ -160,7 +160,7 @@ class Connections:
         # by yet another connection.
         task = asyncio.get_running_loop().create_task(calling)
         self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
+        task.add_done_callback(self._call_ended)
         return await asyncio.shield(task)
 
     async def _call(
@@ -246,6 +246,12 @@ class Connections:
         self._hosts.check_timeline(pool.server)
         self.last_fault = None
         return rows
+
+    def _call_ended(self, call: asyncio.Task[list[Any]]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            # Taken, so that asyncio doesn't log it where the caller was cancelled.
+            call.exception()
 
     def _attempt_ended(self, attempt: asyncio.Task[Any]) -> None:
         self._attempts.discard(attempt)
