@@ -32,7 +32,7 @@ CRASH_TESTS = (
     "sqlite_migration",
     "sqlite_trace",
 )
-NEED_MORE = ["--ignore=tests/interop", "--ignore=tests/postgres_extras"]
+NEED_MORE = ["--ignore=tests/interop", "--ignore=tests/nginx", "--ignore=tests/postgres_extras"]
 """Tests that need another program, and have sessions of their own."""
 SIDE_BY_SIDE = ["--numprocesses=4", "--dist=loadgroup"]
 """Twice the usual two cores: half of the tests' time is waiting. `-- -n 0` runs them one after the other."""
@@ -134,6 +134,15 @@ def failover(session: nox.Session) -> None:
         *alone, str(Path(session.bin) / "python"), "tests/postgres_failover", *arguments,
         env={"PYTHONPATH": "tests"}, external=True,
     )  # fmt: skip
+
+
+@nox.session
+def nginx(session: nox.Session) -> None:
+    """Read 500 manifests through Debian's nginx, by both clients, while the server behind it is restarted."""
+    if not Path("/usr/sbin/nginx").exists():
+        session.error("install what this needs: apt-get install --no-install-recommends nginx-light")
+    install_wheel(session, *EXTRAS, groups=("test",))
+    session.run("python", "-m", "pytest", "tests/nginx", *session.posargs)
 
 
 @nox.session(name="bench-postgres")
