@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Literal, assert_type
+from typing import Any, Literal, assert_type
 
 import httpx
 from rollout_control_client import (
@@ -24,12 +24,46 @@ from rollout_control_client import (
     RolloutRemoval,
     RolloutRetiredError,
     RolloutSummary,
+    RolloutTree,
     ServerUnreachableError,
     ServiceUnavailableError,
+    SyncIterator,
+    SyncManifestIterator,
+    SyncRolloutControlClient,
+    __version__,
+    to_rows,
 )
 
 prefix: str = CONTROL_ROUTE_PREFIX
 limit: int = MAX_LEDGER_BATCH
+
+
+def train_without_asyncio(rollout_ids: Sequence[str]) -> None:
+    assert_type(__version__, str)
+    with SyncRolloutControlClient.from_environment(request_timeout_s=30) as client:
+        assert_type(client, SyncRolloutControlClient)
+        assert_type(client.manifest("r", request_timeout_s=5), RolloutManifest)
+        outcomes = client.manifests(rollout_ids)
+        assert_type(outcomes, SyncManifestIterator)
+        assert_type(outcomes.total, int)
+        for rollout_id, outcome in outcomes:
+            assert_type(rollout_id, str)
+            assert_type(outcome, RolloutManifest | RolloutRetiredError)
+        assert_type(client.rollouts(state="live"), SyncIterator[ListedRollout])
+        assert_type(client.retire(rollout_ids, wait_s=60), RolloutRemoval)
+        assert_type(client.retire_idle(rollout_ids, 3600), IdleRemoval)
+        assert_type(client.summary(), RolloutSummary)
+
+
+def understand(manifest: RolloutManifest) -> None:
+    tree = RolloutTree(manifest)
+    assert_type(tree.roots, tuple[CallRecord, ...])
+    assert_type(tree.leaves, tuple[CallRecord, ...])
+    assert_type(tree.chain_to(tree.leaves[0]), tuple[CallRecord, ...])
+    assert_type(tree.is_complete, bool)
+    assert_type(tree.problems, tuple[str, ...])
+    assert_type(tree.weight_versions, tuple[int, ...])
+    assert_type(to_rows([manifest])[0]["rollout_id"], Any)
 
 
 async def train(rollout_ids: Sequence[str]) -> None:
