@@ -54,9 +54,9 @@ def command_recorder(command: str) -> Recorder:
         raise ValueError("the record command is empty")
 
     def record(rollout_id: str, rows: Iterable[Row]) -> None:
-        told = json.dumps({"rollout_id": rollout_id, "rows": list(rows)}).encode()
+        message = json.dumps({"rollout_id": rollout_id, "rows": list(rows)}).encode()
         try:
-            done = subprocess.run(words, input=told, capture_output=True, timeout=RECORD_TIME_LIMIT_S, check=False)
+            done = subprocess.run(words, input=message, capture_output=True, timeout=RECORD_TIME_LIMIT_S, check=False)
         except subprocess.TimeoutExpired as error:
             raise RecordingError(f"the record command did not end within {RECORD_TIME_LIMIT_S:.0f} s") from error
         except OSError as error:

@@ -42,7 +42,7 @@ async def retired_among(ledger: MemoryLedger, rollout_ids: Sequence[str]) -> lis
     return [rollout_id for rollout_id in rollout_ids if await is_retired(ledger, rollout_id)]
 
 
-def told_otherwise(found: RolloutRemoval, *, removed: Sequence[str] = (), absent: Sequence[str] = ()) -> RolloutRemoval:
+def with_ids_moved(found: RolloutRemoval, *, removed: Sequence[str] = (), absent: Sequence[str] = ()) -> RolloutRemoval:
     """Returns what a removal found, with some ids moved to the other list."""
     return RolloutRemoval(
         [*removed, *(name for name in found.removed if name not in absent)],
@@ -94,7 +94,7 @@ class RetiresThree(MemoryLedger):
 class RetiresAgain(MemoryLedger):
     async def retire(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
         retired = await retired_among(self, rollout_ids)
-        return told_otherwise(await super().retire(rollout_ids), removed=retired)
+        return with_ids_moved(await super().retire(rollout_ids), removed=retired)
 
 
 class RetiresAllThatBeginSo(MemoryLedger):
@@ -109,7 +109,7 @@ class CountsRecordsOnly(MemoryLedger):
         retired = await retired_among(self, rollout_ids)
         without = [name for name in rollout_ids if name not in retired and await self._has_no_record(name)]
         found = await super().retire(rollout_ids)
-        return told_otherwise(found, absent=[name for name in without if name in found.removed])
+        return with_ids_moved(found, absent=[name for name in without if name in found.removed])
 
     async def _has_no_record(self, rollout_id: str) -> bool:
         return b'"records":[]' in await self.manifest(rollout_id)
@@ -127,13 +127,13 @@ class DeletesRowsOnly(MemoryLedger):
     async def delete(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
         retired = await retired_among(self, rollout_ids)
         found = await super().delete([name for name in rollout_ids if name not in retired])
-        return told_otherwise(found, absent=retired)
+        return with_ids_moved(found, absent=retired)
 
 
 class CountsFences(MemoryLedger):
     async def delete(self, rollout_ids: Sequence[str]) -> RolloutRemoval:
         retired = await retired_among(self, rollout_ids)
-        return told_otherwise(await super().delete(rollout_ids), removed=retired)
+        return with_ids_moved(await super().delete(rollout_ids), removed=retired)
 
 
 class RevivesTheDeleted(MemoryLedger):

@@ -18,15 +18,15 @@ from rollout_control_spec import AUTH_TOKEN_VARIABLE
 ROLLOUTS = ("train-0007.sample-3", "train-0007.sample-4", "0", "a")
 
 
-async def record_until_told(ledger: CaptureLedger) -> None:
-    told = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
-    while not told.done():
+async def record_until_input_ends(ledger: CaptureLedger) -> None:
+    input_ended = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
+    while not input_ended.done():
         for rollout_id in ROLLOUTS:
             for commit in sample_conversation(rollout_id, 4):
                 with contextlib.suppress(LedgerConflictError):
                     await ledger.record(commit)
             await ledger.record_failure(rollout_id, "failed", "worker_capture_failed")
-        await asyncio.wait([told], timeout=0.05)
+        await asyncio.wait([input_ended], timeout=0.05)
 
 
 def main(ledger_url: str) -> None:
@@ -37,7 +37,7 @@ def main(ledger_url: str) -> None:
         "127.0.0.1",
         0,
         on_listening=lambda base_url: print(base_url, flush=True),
-        until=lambda: record_until_told(ledger),
+        until=lambda: record_until_input_ends(ledger),
     )
 
 
