@@ -3,7 +3,7 @@
 schemathesis is run by its command line, with the configuration `schemathesis.toml` and a hook (`schemathesis_hooks`).
 What it found is read from the events that its option `--report ndjson` writes. Their layout is not documented, so the
 extra `[check]` pins the minor version of schemathesis. An event, check or operation that this module does not know is
-told in a note of the report, and the check then counts as incomplete.
+named in a note of the report, and the check then counts as incomplete.
 """
 
 import base64
