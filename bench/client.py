@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import ssl
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import nemo_gym.server_utils
 from nemo_gym.server_utils import GlobalAIOHTTPAsyncClientConfig, set_global_aiohttp_client
 from nemo_gym.token_id_capture.control_routes import RolloutControlClient as GymClient
 from nemo_gym.token_id_capture.staging.records import RolloutManifest as GymManifest
-from rollout_control_client import RolloutControlClient
+from rollout_control_client import RolloutControlClient, SyncRolloutControlClient
 from rollout_control_client._generated.api.manifests.get_rollout_manifest import parse_response
 
 from bench import loops
@@ -25,10 +26,7 @@ from bench.servers import AUTHORIZATION, TOKEN, manifest_path, serving
 COUNT, CALLS = 1000, 20
 PEER_AT_ONCE = 32
 LIMIT = "bare httpx, nothing decoded"
-WHY_MISSED = (
-    "cProfile shows nine tenths of the time in httpx and httpcore: parsing URLs, h11's parser, which is Python, and "
-    "AnyIO's streams. The peer uses aiohttp, whose parser is C. To read many manifests there is `manifests()`"
-)
+WITHOUT_FAST = "without the extra `fast`: by httpx alone"
 
 
 def run(folder: Path) -> PartReport:
@@ -52,6 +50,30 @@ def run(folder: Path) -> PartReport:
             {
                 "ours": lambda: clients.seconds(clients.ours_one_by_one),
                 "peer": lambda: clients.seconds(clients.peer_one_by_one),
+            },
+            rounds=3,
+            pids=pids,
+        )
+        without_fast = alternate(
+            {
+                "ours": lambda: clients.seconds(lambda: clients.ours_one_by_one(by_httpx())),
+                "peer": lambda: clients.seconds(clients.peer_one_by_one),
+            },
+            rounds=3,
+            pids=pids,
+        )
+        at_once = alternate(
+            {
+                "ours": lambda: clients.seconds(clients.ours_at_once),
+                "peer": lambda: clients.seconds(clients.peer_at_once),
+            },
+            rounds=3,
+            pids=pids,
+        )
+        without_asyncio = alternate(
+            {
+                "ours": clients.synchronous_seconds,
+                "limit": lambda: clients.seconds(clients.ours_one_by_one),
             },
             rounds=3,
             pids=pids,
@@ -84,14 +106,27 @@ def run(folder: Path) -> PartReport:
                 one_by_one,
                 goal,
                 LIMIT,
-                WHY_MISSED,
             ),
-            Result(f"{each}, likewise, the peer's client on our server too", "s", on_our_server, []),
+            Result(f"{each}, likewise, the peer's client on our server too", "s", on_our_server, [times_better(1, "")]),
+            Result(f"{each}, likewise, {WITHOUT_FAST}", "s", without_fast, []),
+            Result(
+                f"{each}, one request each, {PEER_AT_ONCE} at a time, on our server",
+                "s",
+                at_once,
+                [times_better(1.5, "1.5x")],
+            ),
+            Result(
+                f"{each}, in sequence by SyncRolloutControlClient",
+                "s",
+                without_asyncio,
+                [share_of_limit(1 / 1.2, "within 1.2x of the asynchronous client")],
+                "the asynchronous client",
+            ),
             Result(
                 f"{each}, `manifests()`; the peer {PEER_AT_ONCE} at a time",
                 "s",
                 in_bulk,
-                [times_better(4, "a quarter")],
+                [times_better(10, "a tenth")],
             ),
             Result("client: decode one manifest of 100 calls", "ms", decoding, [times_better(6, "a sixth")]),
         ]
@@ -113,8 +148,21 @@ class Clients:
             _check(self._rollouts, rollout_id, manifest)
         return seconds
 
-    async def ours_one_by_one(self) -> tuple[float, dict[str, Any]]:
+    async def ours_at_once(self) -> tuple[float, dict[str, Any]]:
         async with RolloutControlClient(self._base_url, TOKEN, 30) as client:
+            return await _read_at_once(client.manifest, self._rollouts, PEER_AT_ONCE)
+
+    def synchronous_seconds(self) -> float:
+        with SyncRolloutControlClient(self._base_url, TOKEN, 30) as client:
+            begun = time.perf_counter()
+            manifests = {rollout_id: client.manifest(rollout_id) for rollout_id in self._rollouts}
+            seconds = time.perf_counter() - begun
+        for rollout_id, manifest in manifests.items():
+            _check(self._rollouts, rollout_id, manifest)
+        return seconds
+
+    async def ours_one_by_one(self, transport: httpx.AsyncBaseTransport | None = None) -> tuple[float, dict[str, Any]]:
+        async with RolloutControlClient(self._base_url, TOKEN, 30, transport=transport) as client:
             begun = time.perf_counter()
             manifests = {rollout_id: await client.manifest(rollout_id) for rollout_id in self._rollouts}
             return time.perf_counter() - begun, manifests
@@ -143,19 +191,33 @@ class Clients:
         http = set_global_aiohttp_client(GlobalAIOHTTPAsyncClientConfig())
         try:
             client = GymClient(self._base_url, auth_token=TOKEN, request_timeout_s=30)
-            waiting = iter(self._rollouts)
-            manifests: dict[str, Any] = {}
-
-            async def read() -> None:
-                for rollout_id in waiting:
-                    manifests[rollout_id] = await client.manifest(rollout_id)
-
-            begun = time.perf_counter()
-            await asyncio.gather(*(read() for _ in range(at_once)))
-            return time.perf_counter() - begun, manifests
+            return await _read_at_once(client.manifest, self._rollouts, at_once)
         finally:
             await http.close()
             nemo_gym.server_utils._GLOBAL_AIOHTTP_CLIENT = None
+
+
+def by_httpx() -> httpx.AsyncBaseTransport:
+    """Returns the transport that the client has without the extra `fast`."""
+    return httpx.AsyncHTTPTransport(
+        verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+    )
+
+
+async def _read_at_once(
+    read_one: Callable[[str], Awaitable[Any]], rollouts: Rollouts, at_once: int
+) -> tuple[float, dict[str, Any]]:
+    waiting = iter(rollouts)
+    manifests: dict[str, Any] = {}
+
+    async def read() -> None:
+        for rollout_id in waiting:
+            manifests[rollout_id] = await read_one(rollout_id)
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(read() for _ in range(at_once)))
+    return time.perf_counter() - begun, manifests
 
 
 def _ms_of_each(decode: Callable[[], Any], rollouts: Rollouts, times: int = 200) -> float:
