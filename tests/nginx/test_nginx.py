@@ -64,7 +64,9 @@ class Restarted:
         process.communicate()
 
     def stop(self) -> None:
-        self._end(self.nginx)
+        # Its worker processes would survive a SIGKILL of their master.
+        self.nginx.terminate()
+        self.nginx.wait()
         self._end(self.server)
 
 
