@@ -43,8 +43,9 @@ DEPEND_ON_VERSIONS_LITTLE = [
     "--ignore=tests/contract/test_fuzzing.py",
     "--ignore=tests/ledger/test_concurrency.py",
     "--ignore=tests/ledger/test_crash.py",
-    "--ignore=tests/ledger/test_histories.py",
+    "--ignore-glob=tests/ledger/*histories.py",
     "--ignore=tests/ledger/test_postgres_connection_loss.py",
+    "--ignore-glob=tests/ledger/test_sqlite_damaged_*.py",
     "--ignore=tests/packaging/test_import_directions.py",
 ]
 """The longest tests. `tests` runs them, with one Python and the newest versions."""
