@@ -32,7 +32,12 @@ CRASH_TESTS = (
     "sqlite_migration",
     "sqlite_trace",
 )
-NEED_MORE = ["--ignore=tests/interop", "--ignore=tests/nginx", "--ignore=tests/postgres_extras"]
+NEED_MORE = [
+    "--ignore=tests/interop",
+    "--ignore=tests/nginx",
+    "--ignore=tests/postgres_extras",
+    "--ignore=tests/tables",
+]
 """Tests that need another program, and have sessions of their own."""
 SIDE_BY_SIDE = ["--numprocesses=4", "--dist=loadgroup"]
 """Twice the usual two cores: half of the tests' time is waiting. `-- -n 0` runs them one after the other."""
@@ -135,6 +140,13 @@ def failover(session: nox.Session) -> None:
         *alone, str(Path(session.bin) / "python"), "tests/postgres_failover", *arguments,
         env={"PYTHONPATH": "tests"}, external=True,
     )  # fmt: skip
+
+
+@nox.session
+def tables(session: nox.Session) -> None:
+    """Give the rows of manifests to pandas, polars and Arrow, as the docstring of `to_rows` shows it."""
+    install_wheel(session, groups=("tables",))
+    session.run("python", "-m", "pytest", "--confcutdir=tests/tables", "tests/tables", *session.posargs)
 
 
 @nox.session

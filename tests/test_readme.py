@@ -2,8 +2,6 @@
 
 import asyncio
 import re
-import subprocess
-import sys
 from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import rollout_control_client
 from rollout_control_console.cli import rollout_control
 from rollout_control_server import MemoryLedger, RolloutManifest, open_ledger
 from rollout_control_server.ledger.conformance.steps import read_manifest
-from rollout_control_server.samples import sample_conversation
+from rollout_control_server.samples import sample_commit
 from served import TOKEN, controlled
 
 README = Path(__file__).parent.parent / "README.md"
@@ -23,26 +21,32 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-def test_the_trainer_runs() -> None:
-    """Against a server that knows one of its rollouts: what it prints is what was recorded, and it retires both."""
+def test_the_trainer_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """It leaves out what is incomplete, groups the rest, and retires all."""
     (program,) = (block for block in blocks("python") if "def finish_step" in block)
-    assert len(program.strip().splitlines()) <= 16
+    assert len(program.strip().splitlines()) <= 20
     ledger = MemoryLedger()
 
     async def record() -> None:
-        for commit in sample_conversation("train-0007.sample-3", 5):
-            await ledger.record(commit)
+        for rollout_id, weight_version in (("old", 3), ("new", 4), ("failed", 4)):
+            await ledger.record(sample_commit(rollout_id, "call", weight_version=weight_version))
+        await ledger.record_failure("failed", "lost", "worker_capture_failed")
+        await ledger.retire(["gone"])
 
     asyncio.run(record())
     with controlled(ledger) as control:
         program = program.replace("http://127.0.0.1:8080", control.base_url).replace('"TOKEN"', repr(TOKEN))
-        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stderr
-        assert sorted(ended.stdout.splitlines()) == [
-            "train-0007.sample-3 5 calls, 0 failed captures",
-            "train-0007.sample-4 0 calls, 0 failed captures",
+        names: dict[str, Any] = {}
+        exec(compile(program, "README.md", "exec"), names)
+        by_weights = names["finish_step"](["old", "new", "failed", "gone", "empty"])
+        trained_on = {versions: [tree.manifest.rollout_id for tree in trees] for versions, trees in by_weights.items()}
+        assert trained_on == {(3,): ["old"], (4,): ["new"]}
+        assert sorted(capsys.readouterr().out.splitlines()) == [
+            "left out: empty it has no calls",
+            "left out: failed the capture of call 'lost' failed: worker_capture_failed",
         ]
-        assert control.get_manifest("train-0007.sample-3").status_code == 410
+        for rollout_id in ("old", "new", "failed", "empty"):
+            assert control.get_manifest(rollout_id).status_code == 410
 
 
 def test_the_routes_are_installed(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 import httpx
 import msgspec
+from rollout_control_spec import REQUEST_ID_HEADER
 
 from rollout_control_client._advice import advice_for
 from rollout_control_client._generated import AuthenticatedClient
@@ -36,8 +37,6 @@ LONGEST_BACKOFF_S: Final = 2.0
 
 UNAVAILABLE_STATUSES: Final = frozenset({429, 502, 503, 504})
 """Too many requests, and what a server, or the proxy before one that restarts, answers for a while."""
-
-REQUEST_ID_HEADER: Final = "X-Request-Id"
 
 LONGEST_EXCERPT: Final = 200
 """How many characters an error shows of a body in a form that we don't know, such as a proxy's HTML."""

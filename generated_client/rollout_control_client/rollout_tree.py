@@ -136,13 +136,13 @@ def to_rows(manifests: Iterable[RolloutManifest]) -> list[dict[str, Any]]:
 
         >>> import pandas, polars, pyarrow
         >>> rows = to_rows([manifest])
-        >>> pandas.DataFrame(rows)[["rollout_id", "model_call_id", "delta_len", "is_leaf"]]
-          rollout_id model_call_id  delta_len  is_leaf
-        0   linear-3            c0          7    False
-        1   linear-3            c1          9    False
-        2   linear-3            c2         11     True
+        >>> pandas.DataFrame(rows)[["rollout_id", "delta_len", "cum_len", "is_leaf"]]
+          rollout_id  delta_len  cum_len  is_leaf
+        0   linear-3         40       40    False
+        1   linear-3         57       97    False
+        2   linear-3         74      171     True
         >>> polars.DataFrame(rows)["delta_len"].sum()
-        27
+        171
         >>> pyarrow.Table.from_pylist(rows).num_rows
         3
     """
