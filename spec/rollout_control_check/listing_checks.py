@@ -90,7 +90,9 @@ def rollouts_query(server: Examination) -> None:
 
 @check("rollouts.live")
 def rollouts_live(server: Examination) -> None:
-    rollout_id = server.new_id("listed")
+    rollout_id, another = server.new_id("listed"), server.new_id("unlisted")
+    # So that the prefix is seen to be regarded also where the ledger holds nothing else.
+    server.record(another, sample_calls(another, 1))
     server.record(rollout_id, [*sample_calls(rollout_id, 3), failure_row("failed", "worker_capture_failed")])
     entries, _, exchange = _page(server, f"prefix={rollout_id}")
     wanted = {"rollout_id": rollout_id, "state": "live", "calls": 3, "failures": 1, "retired_at": None}

@@ -21,6 +21,9 @@ from served import TOKEN, serving
 WAIT_FOR_A_BODY = {"the body is read before the token", "the body is read before its media type"}
 """Servers whose fault is that they wait: the commands show it again by the time limit of curl, and get no answer."""
 
+LIST_ALL_THERE_IS = {"the prefix is ignored"}
+"""Servers whose wrong answer has whatever the ledger holds: the commands show what they recorded in it, and no more."""
+
 TIMED_OUT = 28
 """The exit status of curl for an answer that did not come in time."""
 
@@ -69,6 +72,9 @@ def test_a_broken_server_is_caught(broken: BrokenServer, recorder_of: Callable[[
     assert TOKEN not in f"{report}"
     if broken.name in WAIT_FOR_A_BODY:
         assert again.returncode == TIMED_OUT, again.stderr
+    elif broken.name in LIST_ALL_THERE_IS:
+        assert again.returncode == 0, again.stderr
+        assert "-unlisted" in last_answer(again.stdout)
     else:
         assert again.returncode == 0, again.stderr
         assert comparable(last_answer(again.stdout)) == comparable(evidence.came)
