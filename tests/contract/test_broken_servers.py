@@ -51,9 +51,10 @@ def last_answer(printed: str) -> str:
 
 
 def comparable(text: str) -> str:
-    """Returns a text without what differs between two runs: the beginning of ids, and times."""
+    """Returns a text without what differs between two runs: ids, times, and the length of a cut text."""
     text = re.sub("(rollout-control-check|ROLLOUT-CONTROL-CHECK)-[0-9a-fA-F]{12}-", "PREFIX-", text)
-    return re.sub(r"(recorded_at|retired_at)(\": ?)[0-9.]+", r"\1\2TIME", text)
+    text = re.sub(r"(recorded_at|retired_at)(\": ?)[0-9.]+", r"\1\2TIME", text)
+    return re.sub(r" ?\.\.\. \(\d+ bytes\)$", "", text)
 
 
 @pytest.mark.parametrize("broken", BROKEN_SERVERS, ids=lambda broken: f"{broken.breaks}: {broken.name}")
@@ -77,7 +78,8 @@ def test_a_broken_server_is_caught(broken: BrokenServer, recorder_of: Callable[[
         assert "-unlisted" in last_answer(again.stdout)
     else:
         assert again.returncode == 0, again.stderr
-        assert comparable(last_answer(again.stdout)) == comparable(evidence.came)
+        seen, shown = comparable(last_answer(again.stdout)), comparable(evidence.came)
+        assert seen.startswith(shown) or shown.startswith(seen)  # a time with fewer digits leaves more of a cut answer
 
 
 def test_every_requirement_is_broken_by_some_server() -> None:

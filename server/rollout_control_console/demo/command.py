@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sys
 import tempfile
+from types import FrameType
 
 import click
 from rollout_control_spec import MAX_LEDGER_BATCH, RolloutControlError
@@ -45,14 +46,14 @@ async def _run_until_a_signal(ledger_url: str | None, rollouts: int) -> int:
     loop = asyncio.get_running_loop()
     demonstration = asyncio.create_task(_run_on_ledger(ledger_url, rollouts))
 
-    def interrupt() -> None:
-        for number in ENDING_SIGNALS:
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_IGN)
-        demonstration.cancel()
+    # Not by `loop.add_signal_handler`, whose handlers cannot be replaced without a moment in which a signal ends all.
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in ENDING_SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        loop.call_soon_threadsafe(demonstration.cancel)
 
     for number in ENDING_SIGNALS:
-        loop.add_signal_handler(number, interrupt)
+        signal.signal(number, interrupt)
     return await demonstration
 
 
