@@ -43,7 +43,8 @@ import apsw, apsw.sqlite_extra, sys
 apsw.sqlite_extra.load(apsw.Connection(""), "cksumvfs")
 apsw.Connection(sys.argv[1]).pragma("journal_mode", "delete")
 """
-ROLLOUTS = 30
+ROLLOUTS = 900
+"""Several megabytes of rows: more than SQLite's cache of 2 MB has room for."""
 
 
 def run(program: str, *paths: Path) -> str:
@@ -57,9 +58,10 @@ from rollout_control_server.ledger import SqliteLedger
 from rollout_control_server.samples import sample_conversation
 async def record():
     ledger = SqliteLedger(sys.argv[1])
-    for index in range(int(sys.argv[2])):
-        for commit in sample_conversation(f"r{index}", 5):
+    async def record_rollout(rollout_id):
+        for commit in sample_conversation(rollout_id, 5):
             await ledger.record(commit)
+    await asyncio.gather(*(record_rollout(f"r{index}") for index in range(int(sys.argv[2]))))
     print("recorded", flush=True)
     sys.stdin.readline()
     if sys.argv[3] == "close":

@@ -59,6 +59,12 @@ for statement in (
 def old_file(path: Path, version: int) -> Path:
     with closing(apsw.Connection(str(path))) as connection:
         connection.execute((OLD_FILES / f"version-{version}.sql").read_text())
+        # Rows that wait for the purge make the file larger than SQLite's cache of 2 MB has room for.
+        connection.execute(
+            "INSERT INTO purge VALUES (1 << 30); "
+            "WITH RECURSIVE place (seq) AS (SELECT 0 UNION ALL SELECT seq + 1 FROM place WHERE seq < 3999) "
+            "INSERT INTO call (call_rowid, json) SELECT (1 << 54) + seq, printf('%.1000c', 'x') FROM place"
+        )
     return path
 
 

@@ -1,12 +1,12 @@
 """Opening a ledger's file, and bringing one of an older version to this one.
 
-A file of version 1 or 2 is migrated in three steps, each of which is one transaction of SQLite's. A process that is
-killed at any moment leaves the file before or after a step, and the next one that opens it goes on from there:
+A file of version 1 or 2 is migrated in three steps. A process that is killed at any moment leaves the file before or
+after a step, or in the second, which can be repeated; the next process that opens the file goes on from there:
 
 1. Its tables get other names, and the version one that no program has. So a program of the older version that has the
    file open can neither write nor read any more, and none opens it.
-2. The pages get their checksums (VACUUM), while nobody else has the file open: SQLite puts checksums into pages when it
-   copies them from the WAL into the file, and a program of an older version would copy them without.
+2. The pages get their checksums (VACUUM, twice), while nobody else has the file open: SQLite puts checksums into pages
+   when it copies them from the WAL into the file, and a program of an older version would copy them without.
 3. The rows are copied into this version's tables, and the older ones are dropped.
 """
 
@@ -46,8 +46,9 @@ __all__ = ["open_ledger_file"]
 logger = logging.getLogger("rollout_control_server.ledger")
 
 _OLD_VERSIONS: Final = (1, 2)
-_MIGRATING: Final = 1000 + VERSION
-"""Stands in the header between the steps: newer than every program that could misread the file."""
+_MOVED: Final = 1000 + VERSION
+_CHECKSUMMED: Final = 1001 + VERSION
+"""These stand in the header after the first and the second step: newer than what could misread the file."""
 
 _RENAME: Final = (
     "ALTER TABLE rollout RENAME TO old_rollout",
@@ -120,12 +121,12 @@ def open_ledger_file(path: Path, busy_timeout_s: float) -> apsw.Connection:
             version = schema_version(connection, path)
             if version == VERSION:
                 check_reserved_bytes(connection, path)
-            elif version not in (*_OLD_VERSIONS, _MIGRATING):
+            elif version not in (*_OLD_VERSIONS, _MOVED, _CHECKSUMMED):
                 raise LedgerRefusedError(
                     f"{path} has schema version {version}, and this program knows versions up to {VERSION}: "
                     "upgrade rollout-control, or name another file for the ledger"
                 )
-            if version == _MIGRATING and connection.reserve_bytes("main") != CHECKSUM_BYTES:
+            if version == _MOVED:
                 _add_checksums(connection)
             else:
                 _use_wal(connection, path)
@@ -170,10 +171,16 @@ def _add_checksums(connection: apsw.Connection) -> None:
     connection.set_busy_timeout(0)
     try:
         # SQLite leaves WAL mode only on the last connection.
+        connection.execute("PRAGMA checksum_verification = OFF")
         if connection.pragma("journal_mode", "delete") != "delete":
             raise _FileInUseError
         connection.reserve_bytes("main", CHECKSUM_BYTES)
+        # The first page says that pages have checksums, and is written last. So the first VACUUM writes the pages that
+        # its cache has no room for without one, and the second, which has to read these, writes all of them with one.
         connection.execute("VACUUM")
+        connection.execute("PRAGMA checksum_verification = OFF")
+        connection.execute("VACUUM")
+        mark_as_ledger(connection, _CHECKSUMMED)
     except (apsw.BusyError, apsw.LockedError) as error:
         raise _FileInUseError from error
 
@@ -189,7 +196,7 @@ def _move_tables(connection: apsw.Connection, path: Path, version: int, busy_tim
             for statement in _RENAME:
                 connection.execute(statement)
             connection.execute(f"DROP TABLE {'finder' if version == 1 else 'block_finder'}")
-            mark_as_ledger(connection, _MIGRATING)
+            mark_as_ledger(connection, _MOVED)
             return
         for statement in (*SCHEMA, *_COPY_ROLLOUTS):
             connection.execute(statement)
