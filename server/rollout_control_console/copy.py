@@ -155,7 +155,13 @@ async def _verify(source: CopySource, destination: CopySource, total: int | None
 async def _open_source(url: str) -> AsyncIterator[tuple[CopySource, int | None]]:
     """Gives the source, and how many rollouts it has where that is known."""
     if url.startswith(_FILE):
-        yield ExportFile(_path_of(url)), None
+        path = _path_of(url)
+        if not path.is_file():
+            raise click.BadParameter(f"there is no file {path}", param_hint="SOURCE")
+        source = ExportFile(path)
+        # Before the destination is made.
+        source.check_format()
+        yield source, None
         return
     async with open_named_ledger(url, create=False, named_by="SOURCE") as ledger:
         summary = await ledger.summary()

@@ -114,7 +114,7 @@ def test_a_killed_copy_is_run_again(tmp_path: Path, url: Callable[[str], str]) -
         (["{source}", "file:///{folder}/x", "--follow"], 2, "a DESTINATION that is a ledger"),
         (["{source}", "file:///{folder}/x", "--into-existing"], 2, "a DESTINATION that is a ledger"),
         (["file:///{folder}/x", "memory://", "--follow"], 2, "a SOURCE that is a ledger"),
-        (["file:///{folder}/missing", "memory://"], 1, "cannot read"),
+        (["file:///{folder}/missing", "memory://"], 2, "there is no file"),
         (["file:///{folder}/text", "memory://"], 2, "is no export file"),
         (["{source}", "file:///{folder}/text"], 2, "is no export file"),
         (["{source}", "file:///{folder}/no/x"], 1, "cannot write"),

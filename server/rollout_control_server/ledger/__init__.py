@@ -48,7 +48,10 @@ def open_ledger(url: str, *, create: bool = True) -> CaptureLedger:
         raise ValueError("the URL of a ledger in memory is memory:// alone: it has no name and no options")
     if scheme == "sqlite":
         return _open_sqlite(url, create=create)
-    raise ValueError(f"no ledger has the URL scheme {scheme!r}; use memory://, sqlite:///PATH or postgresql://...")
+    raise ValueError(
+        f"no ledger has the URL scheme {scheme!r}; use memory://, sqlite:///PATH or postgresql://... "
+        "(the file of a copy is file:///PATH, with three slashes)"
+    )
 
 
 def shown_ledger_url(url: str) -> str:

@@ -23,9 +23,9 @@ __all__ = ["verify"]
 
 _PAGES_AT_ONCE: Final = 256
 _IDS_AT_ONCE: Final = 256
-_PAGE_ATTEMPTS: Final = 5
+_PAGE_RETRIES: Final = 4
 _PAGE_RETRY_S: Final = 0.02
-"""A page whose checksum is wrong is read again this often, so long after: a checkpoint may be writing it just now."""
+"""Pages whose checksums are wrong are read again this often, so long after: a checkpoint may be writing one just now."""
 _SHOWN_PAGES: Final = 20
 _STRUCTURE_ERRORS: Final = 100
 """SQLite's own check ends after this many faults, because each can bring many others along."""
@@ -117,14 +117,22 @@ class _Verifying:
         try:
             pages = file.xFileSize() // page_bytes
             for page in range(pages):
-                if not self._is_page_right(file, page, page_bytes):
-                    wrong.append(page + 1)
+                if not _is_page_right(file, page, page_bytes):
+                    wrong.append(page)
                 if page % _PAGES_AT_ONCE == 0 or page == pages - 1:
                     self._progress("pages", page + 1, pages)
+            for _ in range(_PAGE_RETRIES):
+                if not wrong:
+                    break
+                time.sleep(_PAGE_RETRY_S)
+                # A crash in the midst of a checkpoint leaves half a page, whose whole is still in the WAL.
+                with contextlib.suppress(apsw.BusyError, apsw.ReadOnlyError):
+                    self._connection.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
+                wrong = [page for page in wrong if not _is_page_right(file, page, page_bytes)]
         finally:
             file.xClose()
         if wrong:
-            numbers = ", ".join(map(str, wrong[:_SHOWN_PAGES]))
+            numbers = ", ".join(str(page + 1) for page in wrong[:_SHOWN_PAGES])
             self._damages.append(
                 Damage(
                     f"the checksums of {len(wrong)} of the {pages} pages are wrong: page "
@@ -133,21 +141,6 @@ class _Verifying:
                 )
             )
         return not wrong
-
-    def _is_page_right(self, file: apsw.VFSFile, page: int, page_bytes: int) -> bool:
-        for attempt in range(_PAGE_ATTEMPTS):
-            if attempt:
-                time.sleep(_PAGE_RETRY_S)
-                # A crash in the midst of a checkpoint leaves half a page, whose whole is still in the WAL.
-                with contextlib.suppress(apsw.BusyError, apsw.ReadOnlyError):
-                    self._connection.wal_checkpoint("main", apsw.SQLITE_CHECKPOINT_PASSIVE)
-            try:
-                file.xRead(page_bytes, page * page_bytes)
-                return True
-            except apsw.IOError as error:
-                if getattr(error, "extendedresult", None) != WRONG_CHECKSUM:
-                    raise
-        return False
 
     def _verify_structure(self) -> None:
         """Has SQLite check the trees of pages, and each index against its table."""
@@ -292,3 +285,14 @@ class _Verifying:
                 {"generation": generation},
             ).get
         )
+
+
+def _is_page_right(file: apsw.VFSFile, page: int, page_bytes: int) -> bool:
+    """Tells whether a page, counted from 0, has the checksum of its content."""
+    try:
+        file.xRead(page_bytes, page * page_bytes)
+    except apsw.IOError as error:
+        if getattr(error, "extendedresult", None) != WRONG_CHECKSUM:
+            raise
+        return False
+    return True
