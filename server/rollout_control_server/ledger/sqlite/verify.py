@@ -25,7 +25,7 @@ _PAGES_AT_ONCE: Final = 256
 _IDS_AT_ONCE: Final = 256
 _PAGE_RETRIES: Final = 4
 _PAGE_RETRY_S: Final = 0.02
-"""Pages whose checksums are wrong are read again this often, so long after: a checkpoint may be writing one just now."""
+"""Pages whose checksums are wrong are read again this often, so long after: a checkpoint may be writing one now."""
 _SHOWN_PAGES: Final = 20
 _STRUCTURE_ERRORS: Final = 100
 """SQLite's own check ends after this many faults, because each can bring many others along."""
