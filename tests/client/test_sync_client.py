@@ -144,7 +144,12 @@ async def hang(request):
     finally:
         cancelled.set()
 
-signal.signal(signal.SIGINT, signal.default_int_handler)
+def interrupt(number, frame):
+    if frame.f_code.co_name == "wait":  # the call waits for its answer
+        raise KeyboardInterrupt
+    signal.raise_signal(number)  # it does not wait yet: the signal comes again
+
+signal.signal(signal.SIGINT, interrupt)
 client = SyncRolloutControlClient("http://control.test", "token", transport=httpx.MockTransport(hang))
 try:
     client.manifest("r")
