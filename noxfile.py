@@ -51,7 +51,9 @@ DEPEND_ON_VERSIONS_LITTLE = [
     "--ignore-glob=tests/ledger/*histories.py",
     "--ignore=tests/ledger/test_postgres_connection_loss.py",
     "--ignore-glob=tests/ledger/test_sqlite_damaged_*.py",
+    "--ignore=tests/ledger/test_sqlite_migration.py",
     "--ignore=tests/packaging/test_import_directions.py",
+    "--ignore=tests/test_docs_own_ledger.py",
 ]
 """The longest tests. `tests` runs them, with one Python and the newest versions."""
 
