@@ -295,15 +295,15 @@ def lowest(session: nox.Session) -> None:
 @nox.session(name="other-pythons")
 @nox.parametrize("python", [nox.param(path, id=version) for version, path in OTHER_PYTHONS.items()])
 def other_pythons(session: nox.Session) -> None:
-    """Run the tests, but the longest, on each other Python that is supported and found here.
+    """Run the tests of the client, the server and the ledgers' promises on each other Python that is found here.
 
-    Those of the contract check are left out: `interop` runs the check on Python 3.13.
+    The workflow `ci.yml` runs all tests on each Python.
     """
     if session.python is None:
         session.skip("this Python is not installed here: NOTHING WAS RUN ON IT")
     install_wheel(session, *EXTRAS, groups=("test",))
-    left_out = (*NEED_MORE, *DEPEND_ON_VERSIONS_LITTLE, "--ignore=tests/contract")
-    session.run("python", "-m", "pytest", *left_out, *SIDE_BY_SIDE, *session.posargs)
+    promises = [f"tests/ledger/test_{ledger}.py" for ledger in ("memory", "sqlite", "postgres")]
+    session.run("python", "-m", "pytest", "tests/client", "tests/server", *promises, *SIDE_BY_SIDE, *session.posargs)
 
 
 @nox.session
